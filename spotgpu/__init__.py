@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and formats shared by all rooms, and the spotgpu command."""
