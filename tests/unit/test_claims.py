@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.figures import FIGURES
+
 TOP = Path(__file__).parents[2]
 CLAIMS = TOP / "tests" / "CLAIMS.md"
 TEST_ID = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -34,10 +36,7 @@ def test_every_claim_names_evidence_that_exists(promise: str, evidence: str) -> 
     for file, function in tests:
         assert (TOP / file).exists(), f"{file} is gone"
         assert function in functions_of(TOP / file), f"{file} has no {function}"
-    known = (
-        set(re.findall(r'"(P[\w.]+)"', (TOP / "tests/bench/figures.py").read_text())) if benches else set()
-    )
-    assert set(benches) <= known, f"unknown figures: {set(benches) - known}"
+    assert set(benches) <= set(FIGURES), f"unknown figures: {set(benches) - set(FIGURES)}"
 
 
 def test_there_are_claims() -> None:
