@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from threading import Lock
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
@@ -328,14 +329,17 @@ class _Devices(Collector):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._devices: dict[str, _Device] = {}
+        self._lock = Lock()  # scrapes come from a thread
 
     def enter(self, uuid: str, state: DeviceState, owner: str) -> None:
-        device = self._get(uuid)
-        self._account(device)
-        device.state, device.owner = state, owner or device.owner
+        with self._lock:
+            device = self._get(uuid)
+            self._account(device)
+            device.state, device.owner = state, printable(owner, 64) or device.owner
 
     def health(self, uuid: str, healthy: bool) -> None:
-        self._get(uuid).healthy = healthy
+        with self._lock:
+            self._get(uuid).healthy = healthy
 
     def _get(self, uuid: str) -> _Device:
         label = printable(uuid, 64)
@@ -361,8 +365,11 @@ class _Devices(Collector):
         active = _seconds("owner_active", "Time the device was its owner's (active, returning).")
         idle = _seconds("idle_gpu", "Time the owner did not use the device (lendable, lent).")
         lent = _seconds("lent_gpu", "Time the device was lent.")
-        for uuid, device in self._devices.items():
-            self._account(device)
+        with self._lock:
+            for device in self._devices.values():
+                self._account(device)
+            devices = {uuid: replace(device, ns=dict(device.ns)) for uuid, device in self._devices.items()}
+        for uuid, device in devices.items():
             for each in DeviceState:
                 state.add_metric((uuid, device.owner, each.value), float(each is device.state))
             healthy.add_metric((uuid,), float(device.healthy))
