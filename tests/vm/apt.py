@@ -16,7 +16,8 @@ from tests.vm.host import HarnessError, cache_root, run, say, step
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 KERNEL_META = "linux-image-cloud-amd64"
 RESOLVED_FOR_S = 7 * 86400
-# Host settings that decide whether a download works at all; the rest of the host's apt taste stays out of the guest.
+# Host settings that decide whether a download works at all; the rest of the host's apt taste stays out of the
+# guest.
 _HONOURED = re.compile(r"^Acquire::(https?|ftp|Retries|ForceIPv[46]|Check-Date|Check-Valid-Until)(::|\b)")
 
 
@@ -31,8 +32,8 @@ class Mirrors:
 def parse_targets(text: str) -> Mirrors:
     """Pick the Debian archives out of `apt-get indextargets --format '$(REPO_URI)|$(RELEASE)|$(COMPONENT)'`.
 
-    The main archive is the one that serves `<release>-updates` or a Debian release name in component main; third-party
-    repositories have other release names. Raises HarnessError when there is none.
+    The main archive is the one that serves `<release>-updates` or a Debian release name in component main;
+    third-party repositories have other release names. Raises HarnessError when there is none.
     """
     main = security = None
     for line in text.splitlines():
@@ -48,14 +49,14 @@ def parse_targets(text: str) -> Mirrors:
             main = main or uri
     if main is None:
         raise HarnessError(
-            "the host's apt configuration has no Debian archive (no release such as bookworm in component main); "
+            "the host's apt configuration has no Debian archive (a release such as bookworm, component main); "
             "add one to /etc/apt/sources.list.d and run apt-get update"
         )
     return Mirrors(main, security)
 
 
 _DEBIAN_RELEASES = frozenset(
-    "stable oldstable testing unstable bullseye bookworm trixie forky duke sid".split()
+    ("stable", "oldstable", "testing", "unstable", "bullseye", "bookworm", "trixie", "forky", "sid")
 )
 
 
@@ -65,7 +66,7 @@ def host_mirrors() -> Mirrors:
 
 
 def source_lines(guest: Guest, mirrors: Mirrors) -> list[str]:
-    """Return the sources.list lines for a guest: release, updates, security and, if asked for, its kernel's suite."""
+    """Return the sources.list lines for a guest: release, updates, security, and its kernel's suite if any."""
     suites = [(mirrors.main, guest.release), (mirrors.main, f"{guest.release}-updates")]
     if mirrors.security:
         suites.append((mirrors.security, f"{guest.release}-security"))
@@ -75,14 +76,11 @@ def source_lines(guest: Guest, mirrors: Mirrors) -> list[str]:
 
 
 def preferences(guest: Guest) -> str:
-    """Return apt preferences that take the kernel, and the kernel alone, from the guest's kernel suite."""
+    """Return apt preferences that take the kernel, and nothing else, from the guest's kernel suite."""
     if not guest.kernel_suite:
         return ""
-    return (
-        "Package: src:linux src:linux-signed-amd64\n"
-        f"Pin: release n={guest.kernel_suite}\n"
-        "Pin-Priority: 900\n"
-    )
+    packages = "src:linux src:linux-signed-amd64 src:linux-base"
+    return f"Package: {packages}\nPin: release n={guest.kernel_suite}\nPin-Priority: 900\n"
 
 
 def honoured_options() -> list[str]:
@@ -94,8 +92,8 @@ def honoured_options() -> list[str]:
 def kernel_version(guest: Guest) -> str:
     """Return the version of the kernel package that would be installed now.
 
-    The answer is kept for a week, so that a warm run needs no network. Raises HarnessError if the mirror has no
-    kernel of the guest's series.
+    The answer is kept for a week, so that a warm run needs no network. Raises HarnessError if the mirror has
+    no kernel of the guest's series.
     """
     note = cache_root() / "apt" / f"{guest.key}.json"
     with locked(note.with_suffix(".lock")):

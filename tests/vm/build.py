@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -25,78 +25,89 @@ from tests.vm.guests import GUESTS, find_guest
 from tests.vm.host import REPO, CommandFailedError, HarnessError, check_tools, step
 from tests.vm.image import Image, build_image
 
-# A compiler's or modpost's warning, whatever the language; gcc colours are off, as the output is no terminal.
+CHECK_VARIABLES = ("W=1", "C=1")
+# A warning of gcc, sparse or modpost.
 _WARNING = re.compile(r"\bwarning:|^WARNING: modpost|^Warning: ", re.IGNORECASE | re.MULTILINE)
-# Said of every out-of-tree build where the kernel's own vmlinux is not installed; it warns of nothing in our code.
+# Said by Kbuild when the kernel package was built with another patch level of gcc; nothing in our code.
 _NOT_OURS = re.compile(r"the compiler differs from the one used to build the kernel")
 _RECIPE = 1
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One `make` in one room: `name` is the folder of the results under /opt/spotgpu/build."""
+    """One `make` in one room; `name` is the folder of its results under /opt/spotgpu/build.
+
+    Results are the files that match `outputs` below `results` (relative to the room). `sources` are the
+    folders of the checkout that it is made from.
+    """
 
     name: str
     room: str
-    outputs: str
+    sources: tuple[str, ...]
+    results: str
+    outputs: tuple[str, ...]
     variables: tuple[str, ...] = ()
 
 
-VARIANTS = (
-    Variant("kmod", "kmod", "*.ko"),
-    Variant("kmod-selftest", "kmod", "*.ko", ("KHOOK_SELFTEST=1",)),
-    Variant("sim", "tests/sim", "build/**/*"),
-)
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("kmod", "kmod", ("kmod",), ".", ("*.ko",)),
+        Variant("kmod-selftest", "kmod", ("kmod",), ".", ("*.ko",), ("KHOOK_SELFTEST=1",)),
+        Variant("sim", "tests/sim", ("tests/sim",), "build", ("*.ko", "bin/*", "lib/*")),
+    )
+}
 
 
-def build_all(image: Image) -> Path:
-    """Return a folder with one folder of results for each variant whose room exists. Raises CommandFailedError."""
-    key = content_key("build", _RECIPE, image.release, image.tree.parent.name, _sources())
-    return cached("build", f"{image.guest.key}-{key}", lambda folder: _build_variants(image, folder))
+def build_all(image: Image, names: Sequence[str] = tuple(VARIANTS)) -> dict[str, Path]:
+    """Return variant -> folder of results, for those named whose room exists. Raises CommandFailedError."""
+    return {name: _build(image, VARIANTS[name]) for name in names if _room_exists(VARIANTS[name])}
 
 
 def build_checked(image: Image, variables: Sequence[str]) -> None:
     """Build every room with `variables`, into nowhere. Raises HarnessError showing each warning."""
     with tempfile.TemporaryDirectory(prefix="spotgpu-build-") as scratch:
-        for variant in VARIANTS:
-            if not _room_exists(variant):
-                continue
+        for variant in filter(_room_exists, VARIANTS.values()):
             log = _make(image, variant, (*variant.variables, *variables), Path(scratch) / variant.name)
             lines = log.read_text(errors="replace").splitlines()
             warnings = [line for line in lines if _WARNING.search(line) and not _NOT_OURS.search(line)]
             if warnings:
-                listing = "\n".join(warnings)
-                raise HarnessError(f"{variant.name} on {image.release}: warnings with {variables}\n{listing}")
-
-
-def _sources() -> list[list[str]]:
-    """Return path, mode and content hash of every source of every room."""
-    names = sorted({name for variant in VARIANTS for name in checkout_files(variant.room)})
-    return [
-        [name, oct((REPO / name).stat().st_mode & 0o111), content_key((REPO / name).read_bytes())]
-        for name in names
-    ]
+                shown = "\n".join(warnings)
+                raise HarnessError(
+                    f"{variant.name} on {image.release}: warnings with {' '.join(variables)}\n{shown}"
+                )
 
 
 def _room_exists(variant: Variant) -> bool:
     return (REPO / variant.room / "Makefile").exists()
 
 
-def _build_variants(image: Image, folder: Path) -> None:
-    for variant in VARIANTS:
-        if not _room_exists(variant):
-            continue
-        scratch = folder / f"{variant.name}.src"
+def _sources(variant: Variant) -> list[list[str]]:
+    """Return path, executable bits and content hash of every source of the variant."""
+    names = [name for folder in variant.sources for name in checkout_files(folder)]
+    return [
+        [name, oct((REPO / name).stat().st_mode & 0o111), content_key((REPO / name).read_bytes())]
+        for name in names
+    ]
+
+
+def _build(image: Image, variant: Variant) -> Path:
+    key = content_key("build", _RECIPE, image.tree.parent.name, asdict(variant), _sources(variant))
+
+    def make(folder: Path) -> None:
+        scratch = folder / "source"
         _make(image, variant, variant.variables, scratch)
-        _collect(scratch / variant.room, variant.outputs, folder / variant.name)
+        _collect(scratch / variant.room / variant.results, variant.outputs, folder / "results")
         shutil.rmtree(scratch)
+
+    return cached("build", f"{image.guest.key}-{variant.name}-{key}", make) / "results"
 
 
 def _make(image: Image, variant: Variant, variables: Sequence[str], scratch: Path) -> Path:
-    """Run make in a copy of the rooms at `scratch`, and return the log."""
-    for room in {each.room for each in VARIANTS}:
-        copy_checkout(scratch, room)
-    log = scratch.parent / f"{variant.name}.log"
+    """Run make in a copy of the sources at `scratch`, and return the log."""
+    for folder in variant.sources:
+        copy_checkout(scratch, folder)
+    log = scratch.with_name(f"{scratch.name}.log")
     command = ["make", "-C", f"/build/{variant.room}", f"KDIR=/lib/modules/{image.release}/build", *variables]
     with step(f"guest {image.guest.key}: make {variant.name} {' '.join(variables)}".rstrip()):
         try:
@@ -106,30 +117,33 @@ def _make(image: Image, variant: Variant, variables: Sequence[str], scratch: Pat
     return log
 
 
-def _collect(room: Path, pattern: str, target: Path) -> None:
-    base = room / pattern.split("/")[0] if "/" in pattern else room
-    for path in sorted(room.glob(pattern)):
-        if path.is_file() or path.is_symlink():
-            place = target / path.relative_to(base)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, place, follow_symlinks=False)
-    target.mkdir(exist_ok=True)
+def _collect(results: Path, patterns: Sequence[str], target: Path) -> None:
+    target.mkdir()
+    for path in sorted(path for pattern in patterns for path in results.glob(pattern)):
+        place = target / path.relative_to(results)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, place, follow_symlinks=False)
 
 
 def main() -> int:
-    """Command line: build for the named guests; with make variables, check that nothing warns."""
+    """Command line: build for the named guests; with make variables or --check, fail on whatever warns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-k", "--kernel", action="append", choices=list(GUESTS), help="guest; default: all")
+    parser.add_argument(
+        "--check", action="store_true", help="the same as W=1 C=1: gcc's warnings and sparse's"
+    )
     parser.add_argument("variables", nargs="*", metavar="NAME=VALUE", help="make variables, such as W=1")
     options = parser.parse_args()
+    variables = [*options.variables, *(CHECK_VARIABLES if options.check else ())]
     try:
         check_tools()
         for key in options.kernel or GUESTS:
             image = build_image(find_guest(key))
-            if options.variables:
-                build_checked(image, options.variables)
+            if variables:
+                build_checked(image, variables)
             else:
-                print(build_all(image))
+                for name, folder in build_all(image).items():
+                    print(f"{key} {name} {folder}")
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder cache keyed by content: entries appear whole (rename) and are made once even by two runs (flock)."""
+"""A folder cache keyed by content: entries appear whole (rename), made once even by two runs (flock)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def locked(path: Path) -> Iterator[None]:
 def cached(kind: str, name: str, make: Callable[[Path], None]) -> Path:
     """Return the cache entry `kind`/`name`, made by `make(folder)` if it is not there.
 
-    An entry that exists is complete: it is made in a folder beside its place and renamed. What a killed run left is
-    removed by the next one that makes the same entry.
+    An entry that exists is complete: it is made in a folder beside its place and renamed. What a killed run
+    left is removed by the next one that makes the same entry.
     """
     home = cache_root() / kind
     final = home / name

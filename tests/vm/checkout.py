@@ -14,7 +14,7 @@ _OUTPUT = "build/"
 
 
 def checkout_files(under: str = ".") -> list[str]:
-    """Return the paths below `under`, relative to the repository, sorted; files deleted but not staged are left out.
+    """Return the paths below `under`, sorted, relative to the repository; deleted files are left out.
 
     Raises HarnessError when this is not a git checkout.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command inside a guest's root tree on the host: native speed, the guest's own compiler and headers."""
+"""Run a command inside a guest's root tree on the host: native speed, its own compiler and headers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from pathlib import Path
 
 from tests.vm.host import run
 
+_ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8")
 
-def in_chroot(
-    tree: Path,
-    argv: Sequence[str],
-    *,
-    binds: Mapping[str, Path],
-    log: Path | None = None,
-    cwd: str = "/",
-    env: Mapping[str, str] | None = None,
-) -> str:
-    """Run `argv` in `tree`, which stays as it is, with the folders of `binds` (place in the tree -> host folder).
 
-    All mounts live in a mount namespace of the command's own, so that they end with it however it ends. Returns its
-    stdout (empty with `log`). Raises CommandFailedError.
+def in_chroot(tree: Path, argv: Sequence[str], *, binds: Mapping[str, Path], log: Path | None = None) -> str:
+    """Run `argv` in `tree`, which stays as it is, with `binds` (place in the tree -> host folder).
+
+    All mounts live in a mount namespace of the command's own, so that they end with it however it ends.
+    Returns its stdout (empty with `log`). Raises CommandFailedError.
     """
     root = shlex.quote(str(tree))
     lines = ["set -e", f"mount --bind {root} {root}", f"cd {root}"]
@@ -32,10 +26,9 @@ def in_chroot(
         "mount -t tmpfs tmp ./tmp",
         "mount --rbind /dev ./dev",
         f"mount -o remount,bind,ro {root}",
-        f"exec chroot {root} /bin/sh -c 'cd \"$0\" && exec \"$@\"' {shlex.quote(cwd)} {shlex.join(argv)}",
+        f'exec env -i {" ".join(_ENVIRONMENT)} chroot {root} "$@"',
     ]
-    clean = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LC_ALL=C.UTF-8"]
-    clean += [f"{name}={value}" for name, value in (env or {}).items()]
+    isolated = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     return run(
-        ["unshare", "--mount", "--pid", "--fork", "--kill-child", *clean, "sh", "-c", "\n".join(lines)], log=log
+        [*isolated, "sh", "-c", "\n".join(lines), "sh", *argv], log=log, name=f"in {tree}: {shlex.join(argv)}"
     )

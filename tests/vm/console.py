@@ -10,34 +10,30 @@ from dataclasses import dataclass
 CONTEXT_BEFORE = 3
 CONTEXT_AFTER = 30
 
-# Each alternative is the fixed text of a kernel message. `panic_on_warn` would stop at the first and hide the rest.
+# Each alternative is the fixed text of a kernel message. `panic_on_warn` would stop at the first and hide the
+# rest.
 _FAULT = re.compile(
     r"""
       \bWARNING:\ (?!\ )            # WARN(), RCU and lockdep reports
-    | \bBUG:\ | \bkernel\ BUG\ at\ | \bBUG\ [\w-]+\ .*:\  # BUG(), soft lockup, "BUG kmalloc-64 (...): Poison overwritten"
-    | \bOops:\ | \bOops\b.*\#\d
-    | \bgeneral\ protection\ fault | \bdouble\ fault:\ | \binvalid\ opcode:\ | \bdivide\ error:\ | \bint3:\
-    | \bunable\ to\ handle\ (kernel\ |page\ )
-    | \bKernel\ panic\b
-    | \bINFO:\ task\ .*\ blocked\ for\ more\ than
-    | \bINFO:\ rcu\w*.*\ (detected|stall) | \brcu_\w+\ kthread\ starved
-    | \bINFO:\ (possible|inconsistent|trying\ to\ register)
-    | \blist_(add|del)\ corruption | \blist_(add|del)(_\w+)?\ corruption
-    | \brefcount_t:\ | \bpercpu\ ref\b.*\b(<=|underflow)
-    | \bKASAN:\ | \bUBSAN:\ | \bKCSAN:\ | \bKFENCE:\ | \bkmemleak:\ .*new\ suspected
-    | \bpossible\ (circular|recursive)\ locking | \binconsistent\ lock\ state | \bsuspicious\ RCU\ usage
-    | \bheld\ lock\ freed | \block\ held\ when\ returning | \bbad\ unlock\ balance
-    | \bscheduling\ while\ atomic | \bsleeping\ function\ called\ from\ invalid
-    | \bBad\ page\ (state|map) | \bBad\ rss-counter
-    | (?<!cgroup\ )\bOut\ of\ memory:\ | \bpage\ allocation\ failure
-    | \bunregister_netdevice:\ waiting
-    | \bsysfs:\ cannot\ create\ duplicate
-    | \btrying\ to\ unregister\ (uninitialised|an\ unregistered)
+    | \bBUG:\ | \bkernel\ BUG\ at\ | \bBUG\ [\w-]+\ .*:\  # BUG(), soft lockup, "BUG kmalloc-64 (...): Poison
+    overwritten" | \bOops:\ | \bOops\b.*\#\d | \bgeneral\ protection\ fault | \bdouble\ fault:\ | \binvalid\
+    opcode:\ | \bdivide\ error:\ | \bint3:\ | \bunable\ to\ handle\ (kernel\ |page\ ) | \bKernel\ panic\b |
+    \bINFO:\ task\ .*\ blocked\ for\ more\ than | \bINFO:\ rcu\w*.*\ (detected|stall) | \brcu_\w+\ kthread\
+    starved | \bINFO:\ (possible|inconsistent|trying\ to\ register) | \blist_(add|del)\ corruption |
+    \blist_(add|del)(_\w+)?\ corruption | \brefcount_t:\ | \bpercpu\ ref\b.*\b(<=|underflow) | \bKASAN:\ |
+    \bUBSAN:\ | \bKCSAN:\ | \bKFENCE:\ | \bkmemleak:\ .*new\ suspected | \bpossible\ (circular|recursive)\
+    locking | \binconsistent\ lock\ state | \bsuspicious\ RCU\ usage | \bheld\ lock\ freed | \block\ held\
+    when\ returning | \bbad\ unlock\ balance | \bscheduling\ while\ atomic | \bsleeping\ function\ called\
+    from\ invalid | \bBad\ page\ (state|map) | \bBad\ rss-counter | (?<!cgroup\ )\bOut\ of\ memory:\ | \bpage\
+    allocation\ failure | \bunregister_netdevice:\ waiting | \bsysfs:\ cannot\ create\ duplicate | \btrying\
+    to\ unregister\ (uninitialised|an\ unregistered)
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 # The kernel's own words that the pattern above would take for a fault.
-_HARMLESS = re.compile(r"kmemleak: Kernel memory leak detector|Spectre|MDS CPU bug|mitigations?:", re.IGNORECASE)
+_HARMLESS = re.compile(
+    r"kmemleak: Kernel memory leak detector|Spectre|MDS CPU bug|mitigations?:", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,8 @@ class Fault:
 def scan(console: str, allow: Sequence[str] = ()) -> list[Fault]:
     """Return the faults in `console`.
 
-    A line that matches one of the regular expressions in `allow` is expected: it and the report that follows it are no
-    fault. Lines of one report (a WARNING and its trace) make one fault.
+    A line that matches one of the regular expressions in `allow` is expected: it and the report that follows
+    it are no fault. Lines of one report (a WARNING and its trace) make one fault.
     """
     expected = [re.compile(pattern) for pattern in allow]
     lines = console.splitlines()
@@ -72,7 +68,7 @@ def scan(console: str, allow: Sequence[str] = ()) -> list[Fault]:
 
 
 def _report_end(lines: Sequence[str], begin: int) -> int:
-    """Return the index after the report that starts at `begin`: its end mark, or a bounded number of lines."""
+    """Return the index after the report that starts at `begin`: its end mark, or so many lines."""
     limit = min(len(lines), begin + CONTEXT_AFTER)
     for index in range(begin + 1, limit):
         if "---[ end trace" in lines[index] or "---[ end Kernel panic" in lines[index]:

@@ -20,6 +20,7 @@ PACKAGES = (
     "python3-bpfcc",
     "runc",
     "socat",
+    "sparse",
     "strace",
     "util-linux",
 )
@@ -29,9 +30,9 @@ PACKAGES = (
 class Guest:
     """One Debian release with one of its kernels.
 
-    Parameters: `key` is what the user types after `-k`; `kernel_prefix` is what `uname -r` must start with, so that a
-    mirror that moved on is noticed; `python` is the guest's own Python; `kernel_suite` is the suite the kernel is
-    taken from when it is not the release's own.
+    Parameters: `key` is what the user types after `-k`; `kernel_prefix` is what `uname -r` must start with,
+    so that a mirror that moved on is noticed; `python` is the guest's own Python; `kernel_suite` is the suite
+    the kernel is taken from when it is not the release's own.
     """
 
     key: str

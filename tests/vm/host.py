@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the harness needs of the host: tools that exist, a place for caches, commands that say what they are doing."""
+"""What the harness needs of the host: tools, a place for caches, commands that say what they are doing."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ TOOLS = {
     "git": "git",
     "mke2fs": "e2fsprogs",
     "mmdebstrap": "mmdebstrap",
-    "qemu-img": "qemu-utils",
     "qemu-system-x86_64": "qemu-system-x86",
     "setpriv": "util-linux",
     "unshare": "util-linux",
+    "zstd": "zstd",
 }
 
 _START = time.monotonic()
@@ -80,44 +80,46 @@ def run(
     *,
     log: Path | None = None,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    name: str | None = None,
 ) -> str:
     """Run a command to its end and return its stdout.
 
-    With `log`, both streams go to that file instead, and a progress line appears every ten seconds. The command dies
-    with this process. Raises CommandFailedError with the tail of what it printed.
+    With `log`, both streams go to that file instead, and a progress line appears every ten seconds. The
+    command dies with this process. `name` is what messages call it. Raises CommandFailedError with the tail
+    of what it printed.
     """
     command = [str(part) for part in argv]
+    name = name or " ".join(command)
     environment = {**os.environ, "PATH": search_path(), "LC_ALL": "C.UTF-8", **(env or {})}
     guarded = ["setpriv", "--pdeathsig", "KILL", "--", *command]
     if log is None:
-        done = subprocess.run(guarded, env=environment, cwd=cwd, capture_output=True, text=True, check=False)
+        done = subprocess.run(guarded, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise CommandFailedError(_failure(command, done.returncode, done.stdout + done.stderr))
+            raise CommandFailedError(_failure(name, done.returncode, done.stdout + done.stderr))
         return done.stdout
     with log.open("ab") as sink:
-        process = subprocess.Popen(guarded, env=environment, cwd=cwd, stdout=sink, stderr=sink)
+        process = subprocess.Popen(guarded, env=environment, stdout=sink, stderr=sink)
         try:
-            status = _wait_loudly(process, command[0], log)
+            status = _wait_loudly(process, log)
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
     if status:
-        raise CommandFailedError(_failure(command, status, log.read_text(errors="replace")))
+        raise CommandFailedError(_failure(name, status, log.read_text(errors="replace")))
     return ""
 
 
-def _wait_loudly(process: subprocess.Popen[bytes], name: str, log: Path) -> int:
+def _wait_loudly(process: subprocess.Popen[bytes], log: Path) -> int:
     begun = time.monotonic()
     while True:
         try:
             return process.wait(timeout=_HEARTBEAT_S)
         except subprocess.TimeoutExpired:
             lines = log.read_text(errors="replace").strip().splitlines()
-            say(f"  {name}, {time.monotonic() - begun:.0f} s: {lines[-1][:110] if lines else 'no output yet'}")
+            say(f"  … {time.monotonic() - begun:.0f} s: {lines[-1][:90] if lines else 'no output yet'}")
 
 
-def _failure(command: Sequence[str], status: int, output: str) -> str:
+def _failure(name: str, status: int, output: str) -> str:
     tail = "\n".join(output.strip().splitlines()[-30:])
-    return f"{' '.join(command)[:400]}: exit status {status}\n{tail}"
+    return f"{name[:300]}: exit status {status}\n{tail}"

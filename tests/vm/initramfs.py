@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small initramfs: busybox, the modules that reach the root disk, and one script.
 
-Debian's own initrd runs udev and fifty scripts, which takes half a minute under software emulation; this one takes a
-second. The archive format is "newc" (Documentation/driver-api/early-userspace/buffer-format.rst of the kernel).
+Debian's own initrd runs udev and fifty scripts, which takes half a minute under software emulation; this one
+takes a second. The archive format is "newc" (Documentation/driver-api/early-userspace/buffer-format.rst of
+the kernel).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import lzma
 import stat
 from pathlib import Path
 
-# What the harness itself needs before there is a root: disks, the root's file system, the overlay over the checkout.
+# What the harness itself needs before there is a root: disks, the root's file system, the overlay over the
+# checkout.
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay")
 _ALIGN = 4
 
@@ -27,11 +29,7 @@ class Archive:
         """Append one entry; `mode` includes the file type, `device` is for device nodes."""
         self._inode += 1
         encoded = name.encode() + b"\0"
-        fields = (
-            (self._inode, mode, 0, 0, 1, 0, len(content))
-            + (0, 0, *device)
-            + (len(encoded), 0)
-        )
+        fields = (self._inode, mode, 0, 0, 1, 0, len(content), 0, 0, *device, len(encoded), 0)
         self._data += b"070701" + b"".join(b"%08X" % field for field in fields) + encoded
         self._pad()
         self._data += content
@@ -54,8 +52,8 @@ class Archive:
 def load_order(wanted: tuple[str, ...], dependencies: dict[str, list[str]]) -> list[str]:
     """Return the modules to load, each after what it needs.
 
-    `dependencies` maps a module's name to what it depends on; a wanted module that is not there is built into the
-    kernel and left out.
+    `dependencies` maps a module's name to what it depends on; a wanted module that is not there is built into
+    the kernel and left out.
     """
     order: list[str] = []
 

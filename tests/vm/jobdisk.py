@@ -22,7 +22,7 @@ GUEST_ENVIRONMENT = {
 
 def make_job_disk(
     image: Image,
-    build: Path,
+    builds: Mapping[str, Path],
     job: Sequence[str] | str,
     environment: Mapping[str, str],
     extra_files: Mapping[str, Path],
@@ -30,14 +30,15 @@ def make_job_disk(
 ) -> Path:
     """Write the disk under `scratch` and return it.
 
-    `job` is a command as a list, or a bash script as a text; `extra_files` maps a place in the guest to a file or
-    folder of the host.
+    `builds` maps a variant to its results; `job` is a command as a list, or a bash script as a text;
+    `extra_files` maps a place in the guest to a file or folder of the host.
     """
     top = scratch / "job"
     (top / "src").mkdir(parents=True)
     copy_checkout(top / "src")
     _compile(image, top / "src")
-    shutil.copytree(build, top / "build", symlinks=True)
+    for name, results in builds.items():
+        shutil.copytree(results, top / "build" / name, symlinks=True)
     shutil.copytree(HARNESS / "guest", top / "harness", symlinks=True)
     for place, source in extra_files.items():
         _place_extra(source, top / "extra" / place.lstrip("/"))
@@ -46,7 +47,8 @@ def make_job_disk(
     (top / "job/run").write_text(job if isinstance(job, str) else f"exec {shlex.join(job)}\n")
     disk = scratch / "job.img"
     size_mib = sum(path.lstat().st_size + 8192 for path in top.rglob("*")) // 2**20
-    run([*MKE2FS, "-N", str(sum(1 for _ in top.rglob("*")) + 64), "-d", top, disk, f"{size_mib * 5 // 4 + 16}M"])
+    inodes = sum(1 for _ in top.rglob("*")) + 64
+    run([*MKE2FS, "-N", str(inodes), "-d", top, disk, f"{size_mib * 5 // 4 + 16}M"])
     shutil.rmtree(top)
     return disk
 

@@ -39,21 +39,23 @@ def build_site(image: Image) -> Site:
 def _make_site(image: Image, folder: Path) -> None:
     python, site = image.guest.python, folder / "site"
     with step(f"Python {python} dependencies"):
-        platforms = [part for name in PLATFORMS for part in ("--platform", name)]
-        run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--target", site]
-            + ["--python-version", python, "--implementation", "cp", *platforms]
-            + ["--only-binary=:all:", "--no-compile", "--no-warn-script-location"]
-            + ["-c", CONSTRAINTS, "-r", REQUIREMENTS],
-            log=folder / "pip.log",
-        )
+        run(_pip(python, site), log=folder / "pip.log")
         # Compiled by the guest's own Python, at native speed: a guest would spend minutes on it.
+        compiler = ["python3", "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"]
         in_chroot(
             image.tree,
-            ["python3", "-m", "compileall", "-q", "-j2", "--invalidation-mode", "unchecked-hash"]
-            + ["/opt/spotgpu/site"],
+            [*compiler, "/opt/spotgpu/site"],
             binds={"opt/spotgpu/site": site},
             log=folder / "compile.log",
         )
         size_mib = sum(path.stat().st_size + 4096 for path in site.rglob("*") if path.is_file()) // 2**20
         run([*MKE2FS, "-d", site, folder / "site.img", f"{size_mib * 5 // 4 + 16}M"])
+
+
+def _pip(python: str, site: Path) -> list[str | Path]:
+    command: list[str | Path] = [sys.executable, "-m", "pip", "install", "--quiet", "--target", site]
+    command += ["--python-version", python, "--implementation", "cp", "--only-binary=:all:"]
+    for platform in PLATFORMS:
+        command += ["--platform", platform]
+    command += ["--no-compile", "--no-warn-script-location", "--root-user-action=ignore"]
+    return [*command, "-c", CONSTRAINTS, "-r", REQUIREMENTS]

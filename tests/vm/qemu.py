@@ -13,8 +13,8 @@ from tests.vm.image import Image
 from tests.vm.pysite import Site
 
 ACCELERATORS = ("tcg", "kvm")
-# Emulation is some twenty times slower than hardware: with the kernel's default of 10 s (lockup at twice that), a host
-# busy with something else would look like a lockup of the guest.
+# Emulation is some twenty times slower than hardware: with the kernel's default of 10 s (lockup at twice
+# that), a host busy with something else would look like a lockup of the guest.
 WATCHDOG_THRESH_S = 30
 
 KERNEL_ARGUMENTS = (
@@ -49,8 +49,8 @@ class Machine:
 def choose_accelerator(environment: Mapping[str, str], cpuinfo: str, kvm_works: bool) -> str:
     """Return `kvm` or `tcg`: $ACCEL if set, else kvm on bare metal alone.
 
-    Inside a virtual machine /dev/kvm may open while guests hang, so a hypervisor flag means tcg. Raises HarnessError
-    for a value that is neither.
+    Inside a virtual machine /dev/kvm may open while guests hang, so a hypervisor flag means tcg. Raises
+    HarnessError for a value that is neither.
     """
     asked = environment.get("ACCEL")
     if asked:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.vm.build import build_all
+from tests.vm.build import VARIANTS, build_all
 from tests.vm.console import Fault, describe, scan
 from tests.vm.guests import GUESTS, Guest, find_guest
 from tests.vm.host import REPO, CommandFailedError, HarnessError, check_tools, run, say, search_path
@@ -39,7 +39,8 @@ FAULT_STATUS = 76
 BOOT_LIMIT_S = 180.0
 # The guest beats every 5 s; a guest silent for this long no longer schedules processes.
 SILENCE_LIMIT_S = 120.0
-# The guest ends a late job itself, this long before the host would kill it, so that its files still come back.
+# The guest ends a late job itself, this long before the host would kill it, so that its files still come
+# back.
 SOFT_MARGIN_S = 15.0
 SOFT_LEAST_S = 45.0
 _POLL_S = 0.1
@@ -48,8 +49,8 @@ _POLL_S = 0.1
 class LostGuestError(HarnessError):
     """The guest panicked, hung, fell silent or exceeded its limit: nothing is known of the job's outcome.
 
-    `console_path` is the kernel console, `results_dir` what came back before it was lost, `faults` what the console
-    shows.
+    `console_path` is the kernel console, `results_dir` what came back before it was lost, `faults` what the
+    console shows.
     """
 
     def __init__(self, reason: str, console_path: Path, results_dir: Path, faults: Sequence[Fault]) -> None:
@@ -88,25 +89,27 @@ def boot(
     extra_files: Mapping[str, Path] | None = None,
     stream: bool = True,
     allow: Sequence[str] = (),
+    variants: Sequence[str] = tuple(VARIANTS),
 ) -> Result:
     """Boot `guest`, run `job` in it at /src, and return how it ended.
 
-    `job` is a command, or a bash script as one text. `timeout_s` covers the guest's whole life, from QEMU's start;
-    making images and modules is not counted. `out_dir` receives console.log, job.log, qemu.log and results/.
-    `allow` are regular expressions for console lines that the job announces; the job may add to them, one a line, in
-    the file $RESULTS/allow-console. Raises LostGuestError, or HarnessError when no guest could be started.
+    `job` is a command, or a bash script as one text. `timeout_s` covers the guest's whole life, from QEMU's
+    start; making images and modules is not counted. `out_dir` receives console.log, job.log, qemu.log and
+    results/. `allow` are regular expressions for console lines that the job announces; the job may add to
+    them, one a line, in the file $RESULTS/allow-console. `variants` are the builds to take along. Raises
+    LostGuestError, or HarnessError when no guest could be started.
     """
     check_tools()
     image = build_image(guest)
     site = build_site(image)
-    build = build_all(image)
+    builds = build_all(image, variants)
     accelerator = host_accelerator()
     machine = Machine(memory_mib, 1 if icount else cpus, icount, interactive, accelerator)
     environment = {"SPOTGPU_GUEST": guest.key, **(env or {}), **_limits(timeout_s, icount, interactive)}
     out_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="boot-", dir=out_dir) as name:
         scratch = Path(name)
-        disk = make_job_disk(image, build, job, environment, extra_files or {}, scratch)
+        disk = make_job_disk(image, builds, job, environment, extra_files or {}, scratch)
         say(f"guest {guest.key}: boots {image.release} ({accelerator}{', icount' if icount else ''})")
         life = _Life(guest, timeout_s, out_dir, scratch, stream and not interactive, icount or interactive)
         arguments = command_line(image, site, disk, machine, scratch)
@@ -152,7 +155,8 @@ class _Life:
         ):
             process = subprocess.Popen(
                 guarded,
-                # Never written, but open: at end of file QEMU would call the job's port closed, and writers would block.
+                # Never written, but open: at end of file QEMU would call the job's port closed, and writers
+                # would block.
                 stdin=None if interactive else subprocess.PIPE,
                 stdout=None if interactive else subprocess.PIPE,
                 stderr=errors,
@@ -218,7 +222,7 @@ class _Life:
                 sys.stdout.flush()
 
     def _read_control(self) -> bool:
-        """Take in what the guest has said on its control port since the last call; True if it said anything."""
+        """Take in what the guest has told its control port since the last call; True if it told anything."""
         path = self._scratch / "control.log"
         if not path.exists():
             return False
@@ -231,7 +235,9 @@ class _Life:
                 self._job_began = True
                 say(f"guest {self._guest.key}: job begins {value} s after the kernel")
             elif word == "late":
-                self._late = f"exceeded its limit of {self._timeout_s:.0f} s (job ended by the guest at {value} s)"
+                self._late = (
+                    f"exceeded its limit of {self._timeout_s:.0f} s (job ended by the guest at {value} s)"
+                )
             elif word == "exit":
                 self._status = int(value)
         return bool(fresh)
@@ -255,7 +261,7 @@ def _conclude(ended: _Ended, out_dir: Path, allow: Sequence[str]) -> Result:
 
 
 def _unpack_results(out_dir: Path) -> Path:
-    """Unpack what the guest sent; a lost guest's archive may be cut short, and what is whole of it is kept."""
+    """Unpack what the guest sent; of an archive cut short, what is whole is kept."""
     results = out_dir / "results"
     results.mkdir(exist_ok=True)
     archive = out_dir / "results.tar"
@@ -295,7 +301,7 @@ def _terminal(interactive: bool) -> Iterator[None]:
 
 
 def _limits(timeout_s: float, icount: bool, interactive: bool) -> dict[str, str]:
-    """Return the limits that the guest keeps itself; virtual time under icount has nothing to do with them."""
+    """Return the limits that the guest keeps itself; none where its time is virtual or a human's."""
     if interactive:
         return {"VM_BEAT": "0", "VM_INTERACTIVE": "1"}
     if icount:
@@ -318,16 +324,23 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Command line. Exit status: the job's; 75 lost; 76 the console shows a fault; 2 the harness cannot work."""
+    """Command line. Status: the job's; 75 lost; 76 a fault on the console; 2 the harness cannot work."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-k", "--kernel", required=True, choices=list(GUESTS))
-    parser.add_argument("--timeout", type=float, default=600, metavar="S", help="the guest's whole life, seconds")
+    parser.add_argument(
+        "--timeout", type=float, default=600, metavar="S", help="the guest's whole life, seconds"
+    )
     parser.add_argument("--icount", action="store_true", help="count instructions: one vCPU, virtual time")
     parser.add_argument("--mem", type=int, default=3072, metavar="MIB")
     parser.add_argument("--cpus", type=int, default=2)
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: build/vm/<kernel>/<run>")
-    parser.add_argument("--allow", action="append", default=[], metavar="REGEX", help="console lines to expect")
+    parser.add_argument(
+        "--allow", action="append", default=[], metavar="REGEX", help="console lines to expect"
+    )
+    parser.add_argument(
+        "--build", nargs="*", choices=list(VARIANTS), help="what to build; default: everything"
+    )
     parser.add_argument("--shell", action="store_true", help="an interactive guest; the command runs first")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     options = parser.parse_args()
@@ -347,6 +360,7 @@ def main() -> int:
             env=dict(pair.split("=", 1) for pair in options.env),
             interactive=options.shell,
             allow=options.allow,
+            variants=options.build if options.build is not None else tuple(VARIANTS),
         )
     except LostGuestError as error:
         print(f"lost: {error}", file=sys.stderr)
