@@ -146,7 +146,7 @@ class HttpServer:
         try:
             await self._serve(reader, writer)
         except (ConnectionError, TimeoutError):
-            pass  # the client went away or would not read: its loss
+            writer.transport.abort()  # the client went away or would not read: keep nothing for it
         finally:
             writer.close()
             if task is not None:

@@ -40,11 +40,13 @@ class TraceFile(SpanExporter):
         self._max_bytes = max_bytes
         self._keep = keep
         self._fd: int | None = None
+        self._size = 0
         self._failing = False  # logged already
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Append spans; all of them are on the file, or FAILURE says that some are not."""
         try:
+            self._reopen_if_changed()
             for line in map(span_line, spans):
                 self._append(line)
         except OSError as error:
@@ -65,34 +67,37 @@ class TraceFile(SpanExporter):
     def _append(self, line: bytes) -> None:
         if len(line) > self._max_bytes:
             raise OSError(f"a span of {len(line)} bytes is longer than the file may be")
-        fd = self._opened()
-        size = os.fstat(fd).st_size
-        if size and size + len(line) > self._max_bytes:
+        if self._size and self._size + len(line) > self._max_bytes:
             self._rotate()
-            fd, size = self._opened(), 0
+        fd = self._open()
         written = os.write(fd, line)
         if written < len(line):
-            os.ftruncate(fd, size)
+            os.ftruncate(fd, self._size)
             raise OSError(f"short write, {written} of {len(line)} bytes")
+        self._size += written
 
-    def _opened(self) -> int:
-        if self._fd is not None and not self._moved(self._fd):
+    def _open(self) -> int:
+        if self._fd is not None:
             return self._fd
-        self._close()
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = os.open(self.path, flags, 0o640)
         _end_last_line(self._fd)
+        self._size = os.fstat(self._fd).st_size
         return self._fd
 
-    def _moved(self, fd: int) -> bool:
-        """Whether somebody (logrotate) took the file away."""
+    def _reopen_if_changed(self) -> None:
+        """Once a batch: somebody (logrotate) may have taken the file away or emptied it."""
+        if self._fd is None:
+            return
         try:
             there = self.path.stat()
         except FileNotFoundError:
-            return True
-        here = os.fstat(fd)
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+            self._close()
+            return
+        here = os.fstat(self._fd)
+        if (there.st_dev, there.st_ino, there.st_size) != (here.st_dev, here.st_ino, self._size):
+            self._close()
 
     def _rotate(self) -> None:
         self._close()

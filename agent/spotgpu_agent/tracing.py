@@ -22,10 +22,10 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from spotgpu.intervals import union_ns
 from spotgpu.names import OTEL_SCOPE, Attr, Outcome, Phase, Trace
 from spotgpu.text import printable
 from spotgpu_agent.clock import Clock, Offset
-from spotgpu_agent.intervals import union_ns
 
 Value = str | int | float | bool | Sequence[str]
 Attributes = Mapping[str, Value]
