@@ -49,7 +49,7 @@ def parse_targets(text: str) -> Mirrors:
             main = main or uri
     if main is None:
         raise HarnessError(
-            "the host's apt configuration has no Debian archive (a release such as bookworm, component main); "
+            "the host's apt configuration has no Debian archive (say, bookworm main); "
             "add one to /etc/apt/sources.list.d and run apt-get update"
         )
     return Mirrors(main, security)
@@ -66,7 +66,7 @@ def host_mirrors() -> Mirrors:
 
 
 def source_lines(guest: Guest, mirrors: Mirrors) -> list[str]:
-    """Return the sources.list lines for a guest: release, updates, security, and its kernel's suite if any."""
+    """Return the sources.list lines for a guest: release, updates, security, kernel's suite."""
     suites = [(mirrors.main, guest.release), (mirrors.main, f"{guest.release}-updates")]
     if mirrors.security:
         suites.append((mirrors.security, f"{guest.release}-security"))

@@ -53,7 +53,7 @@ def build_image(guest: Guest) -> Image:
 
 
 def kernel_release(tree: Path, guest: Guest) -> str:
-    """Return the kernel release installed in `tree`. Raises HarnessError unless it is one, of the right series."""
+    """Return the kernel release installed in `tree`. Raises HarnessError unless it is one, as described."""
     releases = [path.name for path in (tree / "lib/modules").iterdir()]
     if len(releases) != 1 or not releases[0].startswith(guest.kernel_prefix):
         raise HarnessError(f"guest {guest.key}: expected one {guest.kernel_prefix}* kernel, found {releases}")

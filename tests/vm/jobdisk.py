@@ -44,7 +44,7 @@ def make_job_disk(
         _place_extra(source, top / "extra" / place.lstrip("/"))
     (top / "job").mkdir()
     (top / "job/env").write_text(environment_script({**GUEST_ENVIRONMENT, **environment}))
-    (top / "job/run").write_text(job if isinstance(job, str) else f"exec {shlex.join(job)}\n")
+    (top / "job/run").write_text(job if isinstance(job, str) else f"{shlex.join(job)}\n")
     disk = scratch / "job.img"
     size_mib = sum(path.lstat().st_size + 8192 for path in top.rglob("*")) // 2**20
     inodes = sum(1 for _ in top.rglob("*")) + 64

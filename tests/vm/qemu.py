@@ -18,8 +18,6 @@ ACCELERATORS = ("tcg", "kvm")
 WATCHDOG_THRESH_S = 30
 
 KERNEL_ARGUMENTS = (
-    "root=/dev/vda",
-    "rw",
     "console=ttyS0,115200",
     "oops=panic",
     "panic=-1",
@@ -68,8 +66,8 @@ def host_accelerator() -> str:
     )
 
 
-def command_line(image: Image, site: Site, job_disk: Path, machine: Machine, scratch: Path) -> list[str]:
-    """Return the argument vector. Console, control and result files are written to `scratch`."""
+def command_line(image: Image, site: Site, job_disk: Path, machine: Machine, out_dir: Path) -> list[str]:
+    """Return the argument vector. Console, control, events and result files are written to `out_dir`."""
     arguments = ["qemu-system-x86_64", "-machine", "q35", "-nodefaults", "-display", "none", "-no-reboot"]
     arguments += ["-m", str(machine.memory_mib), *_processor(machine)]
     arguments += ["-kernel", str(image.kernel), "-initrd", str(image.initramfs)]
@@ -77,10 +75,11 @@ def command_line(image: Image, site: Site, job_disk: Path, machine: Machine, scr
     arguments += _disk("root", image.disk, "snapshot=on,cache=unsafe")
     arguments += _disk("job", job_disk, "readonly=on")
     arguments += _disk("site", site.disk, "readonly=on")
-    arguments += ["-serial", f"file:{scratch}/console.log"]
+    arguments += ["-serial", f"file:{out_dir}/console.log"]
     arguments += ["-device", "virtio-serial-pci"]
-    arguments += _port("control", f"file,path={scratch}/control.log")
-    arguments += _port("results", f"file,path={scratch}/results.tar")
+    arguments += _port("control", f"file,path={out_dir}/control.log")
+    arguments += _port("events", f"file,path={out_dir}/events.log")
+    arguments += _port("results", f"file,path={out_dir}/results.tar")
     if machine.interactive:
         arguments += ["-chardev", "stdio,id=terminal,signal=off", "-serial", "chardev:terminal"]
     else:

@@ -64,6 +64,8 @@ if [ "${VM_BEAT:-1}" = 1 ]; then
 	while sleep 5; do tell beat; done &
 fi
 unset VM_BEAT
+SPOTGPU_EVENTS=$(port events)
+export SPOTGPU_EVENTS
 if [ "$SOFT_LIMIT" -gt 0 ]; then
 	(
 		sleep "$SOFT_LIMIT"
@@ -80,7 +82,7 @@ fi
 
 cd /src || exit
 if [ -n "$VM_INTERACTIVE" ]; then
-	setsid -c bash -i <>/dev/ttyS1 >&0 2>&0 &
+	setsid -c bash -c '. /run/vm/job/run; exec bash -i' <>/dev/ttyS1 >&0 2>&0 &
 else
 	setsid sh -c 'echo $$ >/run/job.pid; exec bash /run/vm/job/run' </dev/null >"$JOB" 2>&1 &
 fi
