@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,9 +39,22 @@ class CommandFailedError(HarnessError):
     """A command of the host ended with a status other than 0."""
 
 
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+_sink: Callable[[str], object] = _to_stderr
+
+
+def set_sink(sink: Callable[[str], object] | None) -> None:
+    """Send progress lines to `sink`, or back to stderr."""
+    global _sink
+    _sink = sink or _to_stderr
+
+
 def say(text: str) -> None:
-    """Print one progress line on stderr with the seconds since the harness started."""
-    print(f"[vm {time.monotonic() - _START:6.1f} s] {text}", file=sys.stderr, flush=True)
+    """Print one progress line with the seconds since the harness started."""
+    _sink(f"[vm {time.monotonic() - _START:6.1f} s] {text}")
 
 
 @contextmanager

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import sys
@@ -174,9 +175,13 @@ def _tail(path: Path, lines: int = 25) -> str:
     return "\n".join(f"    | {line}" for line in path.read_text(errors="replace").splitlines()[-lines:])
 
 
+_run_numbers = itertools.count(1)
+
+
 def run_dir(key: str) -> Path:
     """Return a new place for the files of one run."""
-    return REPO / "build/vm" / key / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_run_numbers)}"
+    return REPO / "build/vm" / key / name
 
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
