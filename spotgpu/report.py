@@ -103,10 +103,11 @@ def _pill(trace: Trace) -> str:
 def _heading(trace: Trace) -> str:
     held = any(span.name == Phase.OWNER_HOLD for span in trace.spans)
     words = waterfall.explain(trace)
+    meaning = f"<p>{_text(words[:1].upper() + words[1:])}.</p>" if words else ""
     return (
         f"<header><h1>{_text(trace.root.name, 64)} {_pill(trace)}</h1>"
         f'<p class="big">{"Owner waited" if held else "Took"} <strong>{duration(trace.total_ns)}</strong></p>'
-        f"{f"<p>{_text(words[:1].upper() + words[1:])}.</p>" if words else ""}</header>"
+        f"{meaning}</header>"
     )
 
 
