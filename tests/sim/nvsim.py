@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load the simulated GPU, break it, and read what it saw. Standard library only, as it runs in every guest."""
+"""Load the simulated GPU, break it, and read what it saw. Standard library only: it runs in every guest."""
 
 from __future__ import annotations
 
