@@ -29,6 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run guest tests on this kernel alone (repeatable); default $SPOTGPU_KERNELS, else all",
     )
     group.addoption(
+        "--guest-build",
+        action="append",
+        choices=["none", "kmod", "kmod-selftest", "sim"],
+        metavar="NAME",
+        help="what to build for the guests (repeatable; `none`); default: everything",
+    )
+    group.addoption(
         "--guest-limit", type=float, metavar="S", help="limit of one guest's life, seconds (1800; soak 14400)"
     )
 

@@ -8,6 +8,7 @@ are there. cgroup v2, cgroupfs driver: a container's cgroup is /sys/fs/cgroup/<n
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -165,7 +166,17 @@ def run_container(
     log = _STATE / f"{name}.log"
     log.unlink(missing_ok=True)
     inherited = {key: os.environ[key] for key in ("PATH", "PYTHONPATH") if key in os.environ}
-    arguments = ["run", "--detach", "--rootfs", "--log-uri", f"file://{log}", *options]
+    pid_file = _STATE / f"{name}.pid"
+    arguments = [
+        "run",
+        "--detach",
+        "--rootfs",
+        "--log-uri",
+        f"file://{log}",
+        "--pid-file",
+        str(pid_file),
+        *options,
+    ]
     for mount in (*(Mount(path, path) for path in SHARED if Path(path).is_dir()), *mounts):
         arguments += ["--mount", mount.option()]
     for device in devices:
@@ -176,7 +187,7 @@ def run_container(
         arguments += ["--env", f"{key}={value}"]
     try:
         _ctr([*arguments, str(root), name, *argv], namespace=namespace)
-        pid = _pid(name, namespace)
+        pid = int(pid_file.read_text())
     except BaseException:
         remove_rootfs(root)
         raise
@@ -193,10 +204,21 @@ def kill_container(container: Container, number: signal.Signals = signal.SIGKILL
 
 
 def wait_container(container: Container, limit_s: float = STOP_LIMIT_S) -> int:
-    """Wait until the container has ended by itself, and return its exit status; it must still be deleted."""
+    """Wait until the container has ended by itself, and return its exit status; it must still be deleted.
+
+    Raises TimeoutError after `limit_s` seconds, ContainerdError if containerd does not tell the status.
+    """
+    deadline = time.monotonic() + limit_s
     wait_until(lambda: not container.populated(), limit_s, f"container {container.name} ends")
-    done = _ctr(["task", "delete", container.name], namespace=container.namespace, check=False)
-    return done.returncode
+    while True:
+        done = _ctr(["task", "delete", container.name], namespace=container.namespace, check=False)
+        if done.returncode == 0:
+            # ctr itself ends with 0 and tells a status other than 0 in a warning.
+            told = re.search(r"exit with non-zero exit code (\d+)", done.stderr)
+            return int(told[1]) if told else 0
+        # The processes are gone a moment before the shim has told containerd so.
+        if "must be stopped" not in done.stderr or time.monotonic() > deadline:
+            raise ContainerdError(f"container {container.name}: no exit status: {done.stderr}")
 
 
 def delete_container(container: Container) -> None:
@@ -205,15 +227,6 @@ def delete_container(container: Container) -> None:
     wait_until(lambda: not container.populated(), STOP_LIMIT_S, f"cgroup of {container.name} is empty")
     _ctr(["container", "delete", container.name], namespace=container.namespace)
     remove_rootfs(container.root)
-
-
-def _pid(name: str, namespace: str) -> int:
-    listing = _ctr(["task", "list"], namespace=namespace).stdout
-    for line in listing.splitlines()[1:]:
-        fields = line.split()
-        if fields[0] == name:
-            return int(fields[1])
-    raise ContainerdError(f"container {name} is not among the tasks:\n{listing}")
 
 
 def _ctr(

@@ -61,7 +61,8 @@ VARIANTS = {
 
 def build_all(image: Image, names: Sequence[str] = tuple(VARIANTS)) -> dict[str, Path]:
     """Return variant -> folder of results, for those named whose room exists. Raises CommandFailedError."""
-    return {name: _build(image, VARIANTS[name]) for name in names if _room_exists(VARIANTS[name])}
+    chosen = [variant for name, variant in VARIANTS.items() if name in names]
+    return {variant.name: _build(image, variant) for variant in chosen if _room_exists(variant)}
 
 
 def build_checked(image: Image, variables: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -55,25 +55,28 @@ def strict_skip(report: pytest.TestReport, environment: Mapping[str, str]) -> py
     return report
 
 
-def failure(item_id: str, location: tuple[str, int | None, str], text: str) -> pytest.TestReport:
-    """Return a report that fails a test for a reason outside of it."""
-    return pytest.TestReport(
-        nodeid=item_id,
-        location=location,
-        keywords={},
-        outcome="failed",
-        longrepr=text,
-        when="teardown",
-    )
+def failure(
+    item_id: str,
+    location: tuple[str, int | None, str],
+    text: str,
+    when: Literal["call", "teardown"],
+    *,
+    lost: bool = False,
+) -> pytest.TestReport:
+    """Return a report that fails a test for a reason outside of it; `lost` says that it never ended."""
+    return pytest.TestReport(item_id, location, {}, "failed", text, when, lost=lost)
 
 
-def lost_text(nodeid: str, outcomes: Outcomes, reason: str) -> str:
-    """Say why `nodeid` has no outcome: its guest was lost under it, or before it began."""
+def lost_text(nodeid: str, outcomes: Outcomes, reason: str, first: bool) -> str:
+    """Say why `nodeid` has no outcome: its guest was lost under it, or before it began.
+
+    The whole reason, which may hold a console, is given under the test that ran, else under the `first` to ask.
+    """
     if outcomes.running == nodeid:
         return f"lost: the guest was lost while this test ran\n{reason}"
-    if outcomes.running:
-        return f"lost: not run; the guest was lost while {outcomes.running} ran: {reason.splitlines()[0]}"
-    return f"lost: not run; {reason}"
+    culprit = f"the guest was lost while {outcomes.running} ran: " if outcomes.running else ""
+    whole = first and not outcomes.running
+    return f"lost: not run; {culprit}{reason if whole else reason.splitlines()[0]}"
 
 
 def fault_text(faults: Sequence[Fault]) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.vm import host
+from tests.vm.build import VARIANTS
 from tests.vm.console import Fault, scan
 from tests.vm.guests import GUESTS, find_guest
 from tests.vm.outcomes import Outcomes, Report, failure, fault_text, lost_text, strict_skip
@@ -67,16 +68,18 @@ class GuestItem(pytest.Item):
 class GuestRun:
     """One guest and the tests it runs. It boots when the first of them is asked for."""
 
-    def __init__(self, kernel: str, items: list[GuestItem], limit_s: float) -> None:
+    def __init__(self, kernel: str, items: list[GuestItem], limit_s: float, variants: Sequence[str]) -> None:
         self._guest = find_guest(kernel)
         self._items = items
         self._limit_s = limit_s
+        self._variants = variants
         self._out_dir = run_dir(kernel)
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._outcomes = Outcomes()
         self._thread: threading.Thread | None = None
         self._watchdog = Watchdog({item.guest_id for item in items if item.soak})
         self._ended = False
+        self._lost_told = False
         self._lost: str | None = None
         self._console = Console(self._out_dir / "console.log")
 
@@ -98,10 +101,12 @@ class GuestRun:
             self._take_event()
         faults = self._console.new_faults(self._outcomes.allow)
         if faults:
-            yield failure(item.nodeid, item.location, fault_text(faults))
+            yield failure(item.nodeid, item.location, fault_text(faults), "teardown")
         if item.guest_id not in self._outcomes.finished:
             reason = self._lost or f"the guest did not run it; see {self._out_dir}/job.log"
-            yield failure(item.nodeid, item.location, lost_text(item.guest_id, self._outcomes, reason))
+            text = lost_text(item.guest_id, self._outcomes, reason, first=not self._lost_told)
+            self._lost_told = True
+            yield failure(item.nodeid, item.location, text, "call", lost=True)
 
     def stop(self, reason: str) -> None:
         """End the guest if it lives, and wait for its end."""
@@ -128,9 +133,12 @@ class GuestRun:
             boot(
                 self._guest,
                 [*command, *(item.guest_id for item in self._items)],
+                # Looking for plugins reads the metadata of every distribution: seconds, under emulation.
+                env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
                 timeout_s=self._limit_s,
                 out_dir=self._out_dir,
                 stream=False,
+                variants=self._variants,
                 on_event=self._on_event,
                 stop=self._watchdog.verdict,
             )
@@ -230,11 +238,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if isinstance(item, GuestItem):
             groups.setdefault((item.kernel, item.guest_id if item.alone else None), []).append(item)
     runs = []
+    variants = session.config.getoption("--guest-build") or tuple(VARIANTS)
     for (kernel, _), group in groups.items():
         limit_s = session.config.getoption("--guest-limit") or (
             SOAK_LIMIT_S if any(item.soak for item in group) else LIMIT_S
         )
-        runs.append(GuestRun(kernel, group, limit_s))
+        runs.append(GuestRun(kernel, group, limit_s, variants))
         for item in group:
             item.stash[_RUN] = runs[-1]
     session.stash[_RUNS] = runs
@@ -250,6 +259,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Call a lost test lost; it counts as failed."""
+    return ("failed", "L", "LOST") if getattr(report, "lost", False) else None
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
