@@ -40,6 +40,7 @@ from spotgpu_agent.events import (
     Orphaned,
     Purpose,
     ReleaseRefused,
+    Restored,
     ReturnEnded,
     Timer,
     Usage,
@@ -347,7 +348,25 @@ def _unwatch(t: Turn) -> None:
     t.set_spots(lambda spot: replace(spot, lease=LeaseState.NONE))
 
 
-# The kernel's word ------------------------------------------------------------------------------------------
+# After a restart, and the kernel's word ---------------------------------------------------------------------
+
+
+def _restored(t: Turn, e: Restored) -> None:
+    t.set(baseline=_of(t.o, e.baseline), eager=False)
+    t.why("restored", f"{len(e.unfinished)} evictions unfinished, {len(e.quarantined)} devices quarantined")
+    known = {spot.container.cgroup for spot in t.o.spots}
+    for container in e.unfinished:
+        if container.cgroup in known:
+            t.set_spot(container.cgroup, evicted=True)
+        else:
+            t.set(spots=(*t.o.spots, Spot(container, running=False, evicted=True)))
+            t.do(Follow(t.o.name, container.cgroup, container.path))
+    stays = t.o.availability is DeviceState.LENT and not e.unfinished
+    if not stays and any(not spot.empty for spot in t.o.spots):
+        returning.begin_eviction(t, EvictionReason.OWNER_BACK, "what the agent before began is finished")
+    if e.quarantined:
+        t.set(quarantined=e.quarantined)
+        returning.resume_quarantine(t)
 
 
 def _watch_adopted(t: Turn, e: WatchAdopted) -> None:
@@ -432,6 +451,7 @@ def _admin_return(t: Turn) -> None:
 
 _HANDLERS: Final[dict[type, Callable[[Turn, Any], None]]] = {
     ContainersSeen: _containers_seen,
+    Restored: _restored,
     WatchAdopted: _watch_adopted,
     WatchSet: _watch_set,
     WatchFailed: _watch_failed,

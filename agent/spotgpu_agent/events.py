@@ -59,6 +59,22 @@ class WatchAdopted:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """After a restart, from the state file of this boot, when the owner's container is still the same.
+
+    Comes after WatchAdopted and before Held.
+
+    Attributes:
+        unfinished: spot containers whose eviction was not over.
+    """
+
+    owner: str
+    baseline: Amounts
+    quarantined: tuple[tuple[str, str], ...]
+    unfinished: tuple[SpotContainer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WatchSet:
     """The kernel watches the owner from now on."""
 
@@ -257,6 +273,7 @@ class Admin:
 
 Event = (
     ContainersSeen
+    | Restored
     | WatchAdopted
     | WatchSet
     | WatchFailed

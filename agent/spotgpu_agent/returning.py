@@ -114,6 +114,15 @@ def begin_eviction(t: Turn, reason: EvictionReason, why: str, trigger: Trigger |
     _start(t, -number, reason, t.now, back)
 
 
+def resume_quarantine(t: Turn) -> None:
+    """A quarantine of the agent before goes on: nobody waits, but only the proof ends it."""
+    kept = t.o.quarantined
+    begin_eviction(t, EvictionReason.DEVICE_UNHEALTHY, "the quarantine of the agent before goes on")
+    if t.o.drain is not None:
+        t.set_drain(overdue=True)
+    t.set(quarantined=kept, availability=DeviceState.ACTIVE)
+
+
 def _start(t: Turn, number: int, reason: EvictionReason, began_ns: int, back: HandBack | None) -> None:
     targets = [spot for spot in t.o.spots if not spot.empty]
     held = back is not None and back.trigger is Trigger.HOLD

@@ -565,7 +565,7 @@ class Evidence:
             self.memory = self.memory or dict(event.used)[DEVICE] - own <= room
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(EVENTS, max_size=40), st.sampled_from([OnHold.KILL, OnHold.NOTIFY]))
 def test_never_a_release_before_three_witnesses_and_always_a_reason(
     stream: list[e.Event], on_hold: OnHold
@@ -607,7 +607,7 @@ def test_never_a_release_before_three_witnesses_and_always_a_reason(
                 assert not any(h.cgroup.startswith("/default/dev") for h in event.holders)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.sampled_from([None, 20 * MS, 400 * MS, 3 * S]), max_size=3),
     st.sampled_from([None, 0, 30 * MS, 2 * S]),
@@ -660,7 +660,7 @@ def test_the_owner_always_gets_through_and_by_proof_only_onto_a_free_device(
         assert world.finished[-1].error_type is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(EVENTS, max_size=25), st.lists(EVENTS, max_size=25), st.randoms(use_true_random=False))
 def test_two_owners_never_touch_each_other(
     first: list[e.Event], second: list[e.Event], random: object
