@@ -253,15 +253,15 @@ def render(trace: Trace, width: int = 80, blocks: bool = True, colour: bool = Fa
     if meaning := explain(trace):
         words.append(f"{outcome(trace)}: {meaning}")
     words += [("▲ " if blocks else "! ") + note for note in notes(trace)]
+    plain = (lambda line: line) if blocks else _ascii
     lines = [
-        *_wrapped(_head(trace), width),
+        *_wrapped(map(plain, _head(trace)), width),
         "",
-        *_chart(trace, width, blocks, colour),
+        *map(plain, _chart(trace, width, blocks, colour)),
         "",
-        *_wrapped(words, width),
+        *_wrapped(map(plain, words), width),
     ]
-    text = "\n".join(lines) + "\n"
-    return text if blocks else _ascii(text)
+    return "\n".join(lines) + "\n"
 
 
 def _head(trace: Trace) -> list[str]:
@@ -281,14 +281,15 @@ def _chart(trace: Trace, width: int, blocks: bool, colour: bool) -> list[str]:
     start, end = window(trace)
     drawn = rows(trace)
     label_width = min(max(len(_label(row)) for row in drawn), width // 3)
-    bar_width = width - label_width - 1 - 10
+    value_width = max(len(duration(row.duration_ns)) for row in drawn)
+    bar_width = width - label_width - value_width - 2
     lines = _axis(end - start, label_width, bar_width)
     for row in drawn:
         label = _cut(_label(row), label_width)
         bar = _bar(row.pieces, start, end, bar_width, blocks, row.kind == UNEXPLAINED)
         if colour and row.kind in _COLOURS:
             bar = f"\x1b[{_COLOURS[row.kind]}m{bar}\x1b[0m"
-        lines.append(f"{label:<{label_width}} {bar} {duration(row.duration_ns):>9}".rstrip())
+        lines.append(f"{label:<{label_width}} {bar} {duration(row.duration_ns):>{value_width}}".rstrip())
     return lines
 
 
@@ -360,7 +361,7 @@ def _wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
         yield left.replace("\xa0", " ")
 
 
-_UNIT: Final = re.compile(r"(?<=\d) (?=(?:s|ms|µs|ns)\b)")
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:s|ms|µs|us|ns)\b)")
 _PLAIN: Final = str.maketrans({"µ": "u", "─": "-", "┬": "+", "…": "~", "▲": "!"})
 
 
