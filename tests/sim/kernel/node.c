@@ -111,7 +111,7 @@ static int device_add_one(dev_t dev, const char *name)
 
 static int devices_add(void)
 {
-	char name[16];
+	char name[24];
 	int i, err;
 
 	for (i = 0; i < nvsim_gpu_count; i++) {
