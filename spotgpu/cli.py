@@ -172,7 +172,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _add_trace(commands: argparse._SubParsersAction[_Parser]) -> None:
-    default = os.environ.get(TRACES_ENV) or TRACES_FILE
     parser = _command(
         commands,
         "trace",
@@ -189,8 +188,7 @@ def _add_trace(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument(
         "--file",
         type=Path,
-        default=Path(default),
-        help=f"the trace file (default {default}, or ${TRACES_ENV})",
+        help=f"the trace file (default ${TRACES_ENV}, or {TRACES_FILE})",
     )
     parser.add_argument(
         "--html", type=Path, metavar="OUT", help="write a self-contained page here (- for stdout)"
@@ -209,9 +207,11 @@ def _count(text: str) -> int:
 def _trace(arguments: argparse.Namespace) -> int:
     from spotgpu import tracecmd
 
+    if arguments.file is not None and not arguments.file.is_file():
+        raise UsageError(f"there is no file {arguments.file}", "--file", "name a trace file of the agent")
     return tracecmd.run(
         tracecmd.Request(
-            file=arguments.file,
+            file=arguments.file or Path(os.environ.get(TRACES_ENV) or TRACES_FILE),
             trace_id=arguments.trace_id,
             last=arguments.last or (50 if arguments.list else 1),
             listing=arguments.list,

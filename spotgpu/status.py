@@ -17,9 +17,9 @@ SECTIONS: Final = {
     "devices": ("device", "owner", "state", "healthy", "reason"),
     "owners": ("name", "state", "container", "devices", "watch"),
     "leases": ("device", "owner", "container", "cgroup", "since", "state"),
-    "gates": ("id", "dev", "module", "function", "classifier", "method", "state", "calls", "holds"),
+    "gates": ("id", "module", "function", "classifier", "method", "state", "calls", "holds"),
     "watches": ("id", "key", "state", "holds", "deadline_ms", "on_hold", "release_on", "leases"),
-    "holds": ("id", "watch", "comm", "pid", "tid", "ioctl", "klass", "age_ms"),
+    "holds": ("id", "watch", "comm", "pid", "tid", "ioctl", "class", "age_ms"),
     "fences": ("cgroup", "calls"),
 }
 
@@ -83,7 +83,9 @@ def gather(socket: Path) -> Found:
         return Found(agent=admin.ask("status", path=socket))
     except admin.NoAgent as no_agent:
         try:
-            return Found(None, no_agent, khook=_ask_khook())
+            from spotgpu.khookdump import dump
+
+            return Found(None, no_agent, khook=dump())
         except SpotgpuError as no_khook:
             return Found(None, no_agent, no_khook=no_khook)
 
