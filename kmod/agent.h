@@ -20,8 +20,6 @@ struct khook_agent_policy {
 	u32 heartbeat_ms;
 };
 
-#define KHOOK_DEFAULT_ORPHAN_MS	3000
-
 int khook_agent_attach(struct net *net, u32 portid, const struct khook_agent_policy *policy,
 		       struct netlink_ext_ack *extack);
 void khook_agent_beat(struct net *net, u32 portid);

@@ -14,8 +14,6 @@
 
 #include "watch.h"
 
-#define KHOOK_DEFAULT_DEADLINE_MS	10000
-
 struct khook_gate;
 
 enum khook_verdict {

@@ -342,7 +342,8 @@ static int khook_do_attach(struct sk_buff *request, struct genl_info *info)
 {
 	struct khook_agent_policy policy = {
 		.orphan_ms = khook_get_u32(info, KHOOK_A_ORPHAN_MS, KHOOK_DEFAULT_ORPHAN_MS),
-		.heartbeat_ms = khook_get_u32(info, KHOOK_A_HEARTBEAT_MS, 0),
+		.heartbeat_ms = khook_get_u32(info, KHOOK_A_HEARTBEAT_MS,
+					      KHOOK_DEFAULT_HEARTBEAT_MS),
 	};
 	struct sk_buff *skb;
 	void *hdr;

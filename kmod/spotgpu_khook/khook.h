@@ -84,6 +84,13 @@ enum khook_limit {
 	KHOOK_MAX_HEARTBEAT_MS = 600000,
 };
 
+/* What an attribute that is left out means; of the others, the value 0. */
+enum khook_default {
+	KHOOK_DEFAULT_DEADLINE_MS = 10000,
+	KHOOK_DEFAULT_ORPHAN_MS = 3000,
+	KHOOK_DEFAULT_HEARTBEAT_MS = 0,
+};
+
 /**
  * enum khook_cmd - commands
  *
