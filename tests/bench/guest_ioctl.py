@@ -20,7 +20,6 @@ from pathlib import Path
 from spotgpu_khook.abi import Classifier, GateState
 from spotgpu_khook.client import Khook
 from spotgpu_khook.model import CgroupKey, WatchPolicy
-
 from tests.sim.nvsim import BUILD, Sim, cgroup_id
 
 CALLS = 4000
@@ -37,7 +36,7 @@ UNHOOK_LIMIT_S = 30.0
 def instructions(operation: str) -> float:
     """Return the instructions of one call, from one clock reading before the loop and one after it."""
     argv = [str(BUILD / "bin/nvcall"), operation, "-n", str(CALLS), "--summary", "--tight"]
-    out = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+    out: dict[str, int] = json.loads(subprocess.run(argv, check=True, capture_output=True).stdout)
     return (out["end_ns"] - out["start_ns"]) / CALLS
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo, in the guest: owners and spot containers on simulated GPUs, a real agent, and owners that come back.
+"""The demo, in the guest: spot containers on owners' simulated GPUs, a real agent, and owners that come back.
 
 Shows what happens as it happens: khook's own events (kernel clock) and the agent's log.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 import pynvml
 import yaml
@@ -114,7 +114,7 @@ def smi() -> None:
 class Feed:
     """The agent's log, shown live: one JSON object a line in, one sentence a line out."""
 
-    def __init__(self, source: TextIO, log: TextIO) -> None:
+    def __init__(self, source: IO[str], log: IO[str]) -> None:
         self._source, self._log = source, log
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -142,7 +142,8 @@ def lent(count: int) -> bool:
     done = spotgpu("status", "--output", "json")
     if done.returncode:
         return False
-    return sum(device["state"] == "lent" for device in json.loads(done.stdout)["devices"]) == count
+    states = [device["state"] for device in json.loads(done.stdout)["devices"]]
+    return states.count("lent") == count
 
 
 def owners_return(pairs: Sequence[Pair]) -> bool:
