@@ -159,8 +159,11 @@ def _add_doctor(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    import logging
+
     from spotgpu_agent import doctor
 
+    logging.lastResort = None  # what modules log on the way is in the verdicts
     if arguments.module is not None and not arguments.module.is_file():
         raise UsageError(f"there is no file {arguments.module}", "--module", "name a built khook.ko")
     checks = doctor.examine(arguments.module, arguments.containerd)

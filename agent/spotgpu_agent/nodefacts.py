@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What doctor.py judges: reads files, asks what may not answer (each with a limit), decides nothing."""
+"""What doctor.py judges: reads files, asks (nodeasks.py), decides nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from spotgpu_agent.clock import Clock
+from spotgpu_agent.nodeasks import Asked, ask_all
 
 SIGNATURE: Final = b"~Module signature appended~\n"  # kernel/module/signing.c, MODULE_SIG_STRING
 NAMESPACES: Final = ("pid", "user", "time", "cgroup")
@@ -33,21 +34,6 @@ class Module:
     vermagic: str | None = None
     signed: bool = False
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An answer of something that may not be there, hang or refuse.
-
-    Attributes:
-        value: the answer, in words; None when there is none.
-        error: why there is none.
-        remedy: what to do about it.
-    """
-
-    value: str | None = None
-    error: str = ""
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +98,7 @@ def collect(module: Path | None, containerd: Path, root: Path = Path("/")) -> Fa
     node = os.uname()
     source, config = _config(root, node.release)
     modules = root / "lib/modules" / node.release
+    asked = ask_all(containerd)
     return Facts(
         release=node.release,
         machine=node.machine,
@@ -120,6 +107,7 @@ def collect(module: Path | None, containerd: Path, root: Path = Path("/")) -> Fa
         headers=(modules / "build/Makefile").exists(),
         module=read_module(module if module is not None else _installed(modules)),
         loaded=(root / "sys/module/khook").is_dir(),
+        khook=asked.khook,
         lockdown=_chosen(_read(root / "sys/kernel/security/lockdown")),
         ftrace_enabled=_integer(_read(root / "proc/sys/kernel/ftrace_enabled")),
         tracefs=_tracefs(root),
@@ -127,6 +115,8 @@ def collect(module: Path | None, containerd: Path, root: Path = Path("/")) -> Fa
         livepatches=_names(root / "sys/kernel/livepatch"),
         cgroup=_mounted(_read(root / "proc/self/mounts") or "", "/sys/fs/cgroup"),
         cgroup_kill=any((root / "sys/fs/cgroup").glob("*/cgroup.kill")),
+        containerd=asked.containerd,
+        nvml=asked.nvml,
         euid=os.geteuid(),
         capabilities=_capabilities(_read(root / "proc/self/status") or ""),
         namespaces=_namespaces(root),
