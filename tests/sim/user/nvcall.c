@@ -3,7 +3,7 @@
  * nvcall: one raw driver call, made often and by many threads, told as JSON.
  *
  *   nvcall OP [-n CALLS] [-t THREADS] [-d DEVICE] [-p PATH] [--wait] [--handler]
- *             [--hold SECONDS] [--summary]
+ *             [--hold SECONDS] [--summary] [--tight]
  *
  * OP
  *   query    RM_CONTROL on a root client: makes nothing
@@ -16,6 +16,7 @@
  * --handler  handle SIGUSR1 without SA_RESTART, and count it
  * --hold     stay alive, with everything open, for so long after the last call
  * --summary  totals alone, for many calls
+ * --tight    read the clock before the first call and after the last, not around each
  *
  * Times are CLOCK_MONOTONIC in nanoseconds. Exit status 0: every call returned
  * without an errno and with status 0; 1: some did not; 2: it could not start.
@@ -69,6 +70,7 @@ static const struct operation *operation;
 static const char *path;
 static unsigned int device;
 static long calls_each = 1;
+static bool tight;
 static pthread_barrier_t start_line;
 static volatile sig_atomic_t signals;
 
@@ -195,6 +197,23 @@ static void call_once(struct worker *worker, struct call *call)
 	call->end_ns = now_ns();
 }
 
+/* Nothing but the calls between two readings of the clock, which every call is said to span. */
+static void work_tight(struct worker *worker)
+{
+	uint64_t start_ns = now_ns(), end_ns;
+	long i;
+
+	for (i = 0; i < calls_each; i++) {
+		worker->calls[i].result = operation->call(worker, &worker->calls[i].status);
+		worker->calls[i].error = worker->calls[i].result < 0 ? errno : 0;
+	}
+	end_ns = now_ns();
+	for (i = 0; i < calls_each; i++) {
+		worker->calls[i].start_ns = start_ns;
+		worker->calls[i].end_ns = end_ns;
+	}
+}
+
 static void *work(void *arg)
 {
 	struct worker *worker = arg;
@@ -202,6 +221,10 @@ static void *work(void *arg)
 
 	worker->tid = syscall(SYS_gettid);
 	pthread_barrier_wait(&start_line);
+	if (tight) {
+		work_tight(worker);
+		return NULL;
+	}
 	for (i = 0; i < calls_each; i++) {
 		if (i && operation->after)
 			operation->after(worker);
@@ -305,7 +328,8 @@ static void usage(void)
 {
 	fprintf(stderr,
 		"usage: nvcall query|compute|uvm|count|plain [-n CALLS] [-t THREADS] [-d DEVICE]\n"
-		"              [-p PATH] [--wait] [--handler] [--hold SECONDS] [--summary]\n");
+		"              [-p PATH] [--wait] [--handler] [--hold SECONDS] [--summary]\n"
+		"              [--tight]\n");
 	exit(2);
 }
 
@@ -344,6 +368,7 @@ static struct options parse(int argc, char **argv)
 		{ "handler", no_argument, NULL, 'h' },
 		{ "hold", required_argument, NULL, 'H' },
 		{ "summary", no_argument, NULL, 's' },
+		{ "tight", no_argument, NULL, 'T' },
 		{ 0 },
 	};
 	struct options options = { .threads = 1 };
@@ -359,6 +384,7 @@ static struct options parse(int argc, char **argv)
 		case 'h': handle_signals(); break;
 		case 'H': options.hold = number(optarg, 0); break;
 		case 's': options.summary = true; break;
+		case 'T': tight = true; break;
 		default: usage();
 		}
 	}
