@@ -243,7 +243,7 @@ static int khook_gate_hook_up(struct khook_gate *gate, struct file *file,
 	if (khook_is_own_open(file))
 		khook_gate_hook(gate, KHOOK_HOOK_OPEN)->target = (unsigned long)fops->open;
 	else
-		NL_SET_ERR_MSG_MOD(extack, "the driver shares its open with others: a fence will refuse ioctls only");
+		NL_SET_ERR_MSG_MOD(extack, "the driver has no open of its own: a fence will refuse ioctls only");
 
 	err = khook_gate_on(gate, extack);
 	if (!err)

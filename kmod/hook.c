@@ -234,8 +234,14 @@ static void khook_after_kprobe(struct kprobe *kp, struct pt_regs *regs, unsigned
  */
 static int khook_ftrace_on(struct khook_hook *hook)
 {
-	int err = ftrace_set_filter_ip(&hook->ops, hook->target, 0, 0);
+	int err;
 
+	/* Anew each time: ftrace_free_filter() leaves its pointers to what it freed. */
+	hook->ops = (struct ftrace_ops){
+		.func = khook_on_ftrace,
+		.flags = FTRACE_OPS_FL_IPMODIFY | FTRACE_OPS_FL_PERMANENT,
+	};
+	err = ftrace_set_filter_ip(&hook->ops, hook->target, 0, 0);
 	if (!err)
 		err = register_ftrace_function(&hook->ops);
 	if (err)
@@ -362,8 +368,6 @@ void khook_slots_init(void)
 			hook = &khook_slots[i].hooks[kind];
 			hook->slot = &khook_slots[i];
 			hook->wrapper = khook_wrappers[i][kind];
-			hook->ops.func = khook_on_ftrace;
-			hook->ops.flags = FTRACE_OPS_FL_IPMODIFY | FTRACE_OPS_FL_PERMANENT;
 		}
 	}
 }
