@@ -21,6 +21,7 @@ from typing import IO
 import pynvml
 import yaml
 
+from spotgpu import admin
 from tests.guestlib.containerd import (
     NAMESPACE,
     SOCKET,
@@ -139,11 +140,12 @@ def spotgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def lent(count: int) -> bool:
     """Whether the agent says that so many devices are lent."""
-    done = spotgpu("status", "--output", "json")
-    if done.returncode:
+    try:
+        devices = admin.ask("status")["devices"]
+    except admin.NoAgent:
         return False
-    states = [device["state"] for device in json.loads(done.stdout)["devices"]]
-    return states.count("lent") == count
+    assert isinstance(devices, list)
+    return [device["state"] for device in devices].count("lent") == count
 
 
 def owners_return(pairs: Sequence[Pair]) -> bool:
