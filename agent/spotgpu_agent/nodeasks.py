@@ -93,7 +93,7 @@ async def _containerd(path: Path) -> Asked:
     import grpc
     import grpc.aio
 
-    # grpc would take the socket's path for the authority, which containerd's HTTP/2 server refuses (grpc#38142).
+    # grpc would take the socket's path for the authority, which HTTP/2 servers in Go refuse (grpc#38142).
     options = [("grpc.default_authority", "localhost")]
     async with grpc.aio.insecure_channel(f"unix://{path}", options=options) as channel:
         version = channel.unary_unary(VERSION_METHOD, request_serializer=bytes, response_deserializer=bytes)

@@ -104,9 +104,9 @@ def collect(module: Path | None, containerd: Path, root: Path = Path("/")) -> Fa
         machine=node.machine,
         config=config,
         config_source=source,
-        headers=(modules / "build/Makefile").exists(),
+        headers=_there(modules / "build/Makefile"),
         module=read_module(module if module is not None else _installed(modules)),
-        loaded=(root / "sys/module/khook").is_dir(),
+        loaded=_there(root / "sys/module/khook"),
         khook=asked.khook,
         lockdown=_chosen(_read(root / "sys/kernel/security/lockdown")),
         ftrace_enabled=_integer(_read(root / "proc/sys/kernel/ftrace_enabled")),
@@ -188,6 +188,15 @@ def _config(root: Path, release: str) -> tuple[str, dict[str, str] | None]:
     return "", None
 
 
+def _there(path: Path) -> bool:
+    """Whether we can see that it is there; Path.exists() raises where a folder above may not be entered."""
+    try:
+        path.stat()
+    except OSError:
+        return False
+    return True
+
+
 def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -206,7 +215,7 @@ def _chosen(text: str | None) -> str | None:
 
 def _tracefs(root: Path) -> str | None:
     for name in ("sys/kernel/tracing", "sys/kernel/debug/tracing"):
-        if (root / name / "README").exists():
+        if _there(root / name / "README"):
             return f"/{name}"
     return None
 
@@ -225,7 +234,10 @@ def _redirected(root: Path) -> list[str] | None:
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
 
 
 def _mounted(mounts: str, where: str) -> str | None:
@@ -243,4 +255,4 @@ def _capabilities(status: str) -> int:
 
 def _namespaces(root: Path) -> dict[str, int]:
     folder = root / "proc/self/ns"
-    return {kind: (folder / kind).stat().st_ino for kind in NAMESPACES if (folder / kind).exists()}
+    return {kind: (folder / kind).stat().st_ino for kind in NAMESPACES if _there(folder / kind)}
