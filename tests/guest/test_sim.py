@@ -12,6 +12,7 @@ import re
 import stat
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -642,6 +643,44 @@ def test_a_wrong_fault_line_is_refused(sim: Sim, name: str, line: str) -> None:
     with pytest.raises(OSError, match=r"Invalid|No such|out of range"):
         Path(f"/sys/kernel/debug/nvsim/{name}").write_text(line)
     assert not sim.gpu(0).blocked
+
+
+# The device plugin
+
+
+def test_the_device_plugin_offers_what_nvml_shows(sim: Sim, tmp_path: Path) -> None:
+    from tests.sim.fake_kubelet import FakeKubelet  # gRPC takes seconds to import under emulation
+
+    kubelet = FakeKubelet(tmp_path)
+    kubelet.start()
+    options: list[str | Path] = [
+        "--kubelet-dir",
+        tmp_path,
+        "--cdi-dir",
+        tmp_path / "cdi",
+        "--library-dir",
+        BUILD / "lib",
+    ]
+    process = spawn([sys.executable, "-m", "tests.sim.device_plugin", *options])
+    endpoint = kubelet.registrations.get(timeout=120).endpoint
+    uuids = [gpu.uuid for gpu in sim.gpus()]
+    with kubelet.plugin(endpoint) as plugin:
+        lists = plugin.watch()
+        assert next(lists) == {gpu.uuid: ("Healthy", [gpu.numa]) for gpu in sim.gpus()}
+        assert sorted(plugin.preferred(uuids[1:], [], 2)) == sorted(uuids[2:])
+        answer = plugin.allocate([uuids[3]])[0]
+        assert [device.host_path for device in answer.devices][:2] == ["/dev/nvidia3", "/dev/nvidiactl"]
+        assert all(Path(mount.host_path).exists() for mount in answer.mounts)
+        assert [device.name for device in answer.cdi_devices] == [f"nvidia.com/gpu={uuids[3]}"]
+        sim.xid(1, 31)  # an application's fault
+        sim.xid(2, 79)
+        healths = {uuid: health for uuid, (health, _) in next(lists).items()}
+        assert [healths[uuid] for uuid in uuids] == ["Healthy", "Healthy", "Unhealthy", "Healthy"]
+    process.terminate()
+    assert finish(process).returncode == 0
+    assert not (tmp_path / endpoint).exists()
+    assert sim.counters()["compute"] == 0
+    kubelet.stop()
 
 
 # Leaving nothing behind

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stubs of device_plugin.proto, generated; its header says how."""
