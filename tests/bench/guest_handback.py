@@ -2,9 +2,9 @@
 """P1, in a guest: hand-backs and floors, taking turns on one node with one agent.
 
 GPU 0 has an owner with proof, GPU 1 one whose release is on the empty lease, GPU 2 one with notify; GPU 3
-belongs to nobody, and its spot container is killed the shortest way there is. Every round starts the same spot
-container on each. A hand-back is what khook measured: first held ioctl to release. Writes one JSON object to
-the file named.
+belongs to nobody, and its spot container is killed the shortest way there is. Every round starts the same
+spot container on each. A hand-back is what khook measured: first held ioctl to release. Writes one JSON
+object to the file named.
 """
 
 from __future__ import annotations
