@@ -180,6 +180,7 @@ class Attr(StrEnum):
     HOLDS = "spotgpu.khook.holds"
     KILL_PASSES = "spotgpu.khook.kill_passes"
     WITNESS_LATE = "spotgpu.witness.late"  # names of the witnesses that came late
+    ATTEMPTS = "spotgpu.attempts"  # how often a witness was asked
     HOLDERS = "spotgpu.holders"  # foreign processes with the device open, `comm(pid)`
     MEMORY_USED = "spotgpu.memory.used_bytes"
     MEMORY_BASELINE = "spotgpu.memory.baseline_bytes"

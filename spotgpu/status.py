@@ -15,11 +15,11 @@ from spotgpu.text import printable
 # Which lists there are and which of their columns come first; others follow as they come.
 SECTIONS: Final = {
     "devices": ("device", "owner", "state", "healthy", "reason"),
-    "owners": ("name", "state", "container", "devices", "watch"),
-    "leases": ("device", "owner", "container", "cgroup", "since", "state"),
-    "gates": ("id", "module", "function", "classifier", "method", "state", "calls", "holds"),
-    "watches": ("id", "key", "state", "holds", "deadline_ms", "on_hold", "release_on", "leases"),
-    "holds": ("id", "watch", "comm", "pid", "tid", "ioctl", "class", "age_ms"),
+    "owners": ("name", "state", "container", "devices", "watch", "waits_for", "holders"),
+    "leases": ("device", "owner", "container", "cgroup", "state"),
+    "gates": ("id", "dev", "module", "function", "classifier", "method", "state", "calls", "holds"),
+    "watches": ("id", "key", "state", "holds", "held_ms", "deadline_ms", "on_hold", "release_on", "leases"),
+    "holds": ("id", "watch", "comm", "pid", "tid", "ioctl", "klass", "age_ms"),
     "fences": ("cgroup", "calls"),
 }
 
