@@ -86,7 +86,7 @@ class Config:
     containerd_namespace: str
     state_dir: Path
     run_dir: Path
-    listen: tuple[str, int]
+    listen: str
     traces: Path
     vendor: str
     orphan_ms: int
@@ -134,7 +134,7 @@ def parse(data: object) -> Config:
         containerd_namespace=containerd.take("namespace", text, "default"),
         state_dir=Path(top.take("state_dir", absolute, STATE_DIR)),
         run_dir=Path(top.take("run_dir", absolute, RUN_DIR)),
-        listen=top.take("listen", address, ("127.0.0.1", AGENT_PORT)),
+        listen=top.take("listen", address, f"127.0.0.1:{AGENT_PORT}"),
         traces=Path(top.take("traces", absolute, TRACES_FILE)),
         vendor=top.take("vendor", one_of(VENDORS), "nvidia"),
         orphan_ms=orphan_ms,

@@ -95,12 +95,12 @@ def absolute(value: object) -> str:
     return found
 
 
-def address(value: object) -> tuple[str, int]:
-    """Host and port of `127.0.0.1:9464`."""
+def address(value: object) -> str:
+    """Host and port, `127.0.0.1:9464`."""
     host, _, port = text(value).rpartition(":")
-    if not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
+    if not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{value!r} is not like 127.0.0.1:9464")
-    return host.strip("[]"), int(port)
+    return f"{host}:{port}"
 
 
 def choice(kind: type[Choice]) -> Callable[[object], Choice]:

@@ -2,9 +2,9 @@
 """The state file: what a restarted agent can't learn from the kernel or containerd.
 
 One JSON file with a schema version and a checksum, written to a temporary file, synced, renamed, and the
-directory synced. A torn file is set aside and the start is closed (nothing of it is believed); a file of another
-program or of a newer version is an error. Records of another boot are dropped: cgroup ids, watch ids and
-monotonic times mean nothing after it.
+directory synced. A torn file is set aside and the start is closed (nothing of it is believed); a file of
+another program or of a newer version is an error. Records of another boot are dropped: cgroup ids, watch ids
+and monotonic times mean nothing after it.
 """
 
 from __future__ import annotations

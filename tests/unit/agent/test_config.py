@@ -53,7 +53,7 @@ def test_a_full_configuration_is_read_with_defaults_and_overrides() -> None:
     config = parse(copy.deepcopy(GOOD))
     first, second = config.owners
     assert config.containerd_namespace == "k8s.io"
-    assert config.listen == ("127.0.0.1", 9464)
+    assert config.listen == "127.0.0.1:9464"
     assert (config.orphan_ms, config.heartbeat_ms) == (3000, 5000)
     assert first.policy.deadline_ns == 5_000_000_000
     assert first.policy.at_deadline is AtDeadline.EIO
