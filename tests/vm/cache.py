@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from tests.vm.host import cache_root, say
 
 KEY_LENGTH = 16
+UNUSED_FOR_S = 14 * 86400
 
 
 def content_key(*parts: object) -> str:
@@ -65,4 +67,17 @@ def cached(kind: str, name: str, make: Callable[[Path], None]) -> Path:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+    _forget_unused(home)
     return final
+
+
+def _forget_unused(home: Path) -> None:
+    """Remove entries that no run has used for long: keyed by content, the old are never asked for."""
+    for entry in home.iterdir():
+        if (
+            entry.is_dir()
+            and ".tmp-" not in entry.name
+            and time.time() - entry.stat().st_mtime > UNUSED_FOR_S
+        ):
+            say(f"cache: forgets {home.name}/{entry.name}, unused for {UNUSED_FOR_S // 86400} days")
+            shutil.rmtree(entry)

@@ -15,24 +15,25 @@ CONTEXT_AFTER = 30
 _FAULT = re.compile(
     r"""
       \bWARNING:\ (?!\ )            # WARN(), RCU and lockdep reports
-    | \bBUG:\ | \bkernel\ BUG\ at\ | \bBUG\ [\w-]+\ .*:\  # BUG(), soft lockup, "BUG kmalloc-64 (...): Poison
-    overwritten" | \bOops:\ | \bOops\b.*\#\d | \bgeneral\ protection\ fault | \bdouble\ fault:\ | \binvalid\
-    opcode:\ | \bdivide\ error:\ | \bint3:\ | \bunable\ to\ handle\ (kernel\ |page\ ) | \bKernel\ panic\b |
-    \bINFO:\ task\ .*\ blocked\ for\ more\ than | \bINFO:\ rcu\w*.*\ (detected|stall) | \brcu_\w+\ kthread\
-    starved | \bINFO:\ (possible|inconsistent|trying\ to\ register) | \blist_(add|del)\ corruption |
-    \blist_(add|del)(_\w+)?\ corruption | \brefcount_t:\ | \bpercpu\ ref\b.*\b(<=|underflow) | \bKASAN:\ |
-    \bUBSAN:\ | \bKCSAN:\ | \bKFENCE:\ | \bkmemleak:\ .*new\ suspected | \bpossible\ (circular|recursive)\
-    locking | \binconsistent\ lock\ state | \bsuspicious\ RCU\ usage | \bheld\ lock\ freed | \block\ held\
-    when\ returning | \bbad\ unlock\ balance | \bscheduling\ while\ atomic | \bsleeping\ function\ called\
-    from\ invalid | \bBad\ page\ (state|map) | \bBad\ rss-counter | (?<!cgroup\ )\bOut\ of\ memory:\ | \bpage\
-    allocation\ failure | \bunregister_netdevice:\ waiting | \bsysfs:\ cannot\ create\ duplicate | \btrying\
-    to\ unregister\ (uninitialised|an\ unregistered)
+    | \bBUG:\ | \bkernel\ BUG\ at\ | \bBUG\ [\w-]+\ .*:\ \w   # the last is the slab checker's
+    | \bOops:\ | \b[Gg]eneral\ protection\ fault | \bdouble\ fault:\ | \binvalid\ opcode:\ | \bdivide\ error:\
+    | \b[Uu]nable\ to\ handle\ (kernel\ |page\ )
+    | \bKernel\ panic\b
+    | \bINFO:\ task\ .*\ blocked\ for\ more\ than
+    | \bINFO:\ rcu\w*.*\ (detected|stall) | \brcu_\w+\ kthread\ starved
+    | \bINFO:\ (possible|inconsistent|trying\ to\ register)
+    | \blist_(add|del)(_\w+)?\ corruption
+    | \brefcount_t:\ | \bpercpu\ ref\b.*(<=|underflow)
+    | \bKASAN:\ | \bUBSAN:\ | \bKCSAN:\ | \bKFENCE:\ | \bkmemleak:\ .*new\ suspected
+    | \bpossible\ (circular|recursive)\ locking | \binconsistent\ lock\ state | \bsuspicious\ RCU\ usage
+    | \bheld\ lock\ freed | \block\ held\ when\ returning | \bbad\ unlock\ balance
+    | \bscheduling\ while\ atomic | \bsleeping\ function\ called\ from\ invalid
+    | \bBad\ page\ (state|map) | \bBad\ rss-counter
+    | (?<!cgroup\ )\bOut\ of\ memory:\ | \bpage\ allocation\ failure
+    | \bunregister_netdevice:\ waiting
+    | \bsysfs:\ cannot\ create\ duplicate
     """,
-    re.VERBOSE | re.IGNORECASE,
-)
-# The kernel's own words that the pattern above would take for a fault.
-_HARMLESS = re.compile(
-    r"kmemleak: Kernel memory leak detector|Spectre|MDS CPU bug|mitigations?:", re.IGNORECASE
+    re.VERBOSE,
 )
 
 
@@ -56,7 +57,7 @@ def scan(console: str, allow: Sequence[str] = ()) -> list[Fault]:
     faults: list[Fault] = []
     covered = -1
     for index, line in enumerate(lines):
-        if index <= covered or not _FAULT.search(line) or _HARMLESS.search(line):
+        if index <= covered or not _FAULT.search(line):
             continue
         end = _report_end(lines, index)
         covered = end - 1
@@ -77,7 +78,7 @@ def _report_end(lines: Sequence[str], begin: int) -> int:
             return index
     # Without an end mark, the next fault line is a report of its own.
     for index in range(begin + 1, limit):
-        if _FAULT.search(lines[index]) and not _HARMLESS.search(lines[index]):
+        if _FAULT.search(lines[index]):
             return index
     return limit
 

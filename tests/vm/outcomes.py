@@ -63,14 +63,15 @@ def failure(
     *,
     lost: bool = False,
 ) -> pytest.TestReport:
-    """Return a report that fails a test for a reason outside of it; `lost` says that it never ended."""
+    """Return a report that fails a test for a reason outside of it; `lost`: the test never ended."""
     return pytest.TestReport(item_id, location, {}, "failed", text, when, lost=lost)
 
 
 def lost_text(nodeid: str, outcomes: Outcomes, reason: str, first: bool) -> str:
     """Say why `nodeid` has no outcome: its guest was lost under it, or before it began.
 
-    The whole reason, which may hold a console, is given under the test that ran, else under the `first` to ask.
+    The whole reason, which may hold a console, is given under the test that ran, else under the `first` to
+    ask.
     """
     if outcomes.running == nodeid:
         return f"lost: the guest was lost while this test ran\n{reason}"
