@@ -9,6 +9,7 @@ import fcntl
 import os
 import random
 import re
+import signal
 import stat
 import struct
 import subprocess
@@ -248,6 +249,13 @@ def test_more_memory_than_there_is_is_refused(sim: Sim) -> None:
     ):
         pass
     assert sim.gpu(0).used == 0
+
+
+def test_touching_more_memory_than_the_host_backs_is_a_bus_error(sim: Sim) -> None:
+    sim.set_knob("backing_mib", 1)
+    assert run([BUILD / "bin/cuda-add", "1000000"]).returncode == -signal.SIGBUS
+    assert sim.gpu(0).used == 0
+    assert run([BUILD / "bin/cuda-add", "1000"]).returncode == 0
 
 
 # Accounting

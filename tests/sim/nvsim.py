@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ BUILD = Path(os.environ.get("NVSIM_BUILD", "/opt/spotgpu/build/sim"))
 DEBUG = Path("/sys/kernel/debug/nvsim")
 PARAMETERS = Path("/sys/module/nvsim/parameters")
 CGROUPS = Path("/sys/fs/cgroup")
+LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class Sim:
         words = [f"{name}={_word(value)}" for name, value in parameters.items()]
         subprocess.run(["insmod", str(BUILD / "nvsim.ko"), *words], check=True)
         return cls()
+
+    @staticmethod
+    def install_libraries() -> None:
+        """Put libcuda and libnvidia-ml where a driver's package does, for whoever loads them by name."""
+        for library in (BUILD / "lib").glob("*.so.1"):
+            shutil.copy(library, LIBRARIES)
 
     def unload(self) -> None:
         """Unload the module. Raises CalledProcessError while a file of it is open."""

@@ -102,7 +102,7 @@ static vm_fault_t mapping_vm_fault(struct vm_fault *vmf)
 		return VM_FAULT_SIGBUS;
 	page = nvsim_object_page(object, index);
 	if (!page)
-		return VM_FAULT_OOM;
+		return VM_FAULT_SIGBUS; /* not OOM: that would be tried again for ever at the limit */
 	get_page(page);
 	vmf->page = page;
 	return 0;
