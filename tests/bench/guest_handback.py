@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import time
@@ -39,7 +38,6 @@ from tests.sim.nvsim import BUILD, Sim
 
 CONFIG = Path("/etc/spotgpu/config.yaml")
 LABEL = "spotgpu.dev/lender"
-LIBRARIES = {"LD_LIBRARY_PATH": str(BUILD / "lib")}
 #: What a context takes to tear down on hardware, before it is dilated.
 TEARDOWN_MS = 100
 SPOT_MIB = 64
@@ -106,7 +104,7 @@ def state_of(owner: str) -> str:
 def start_spot(name: str, gpu: int, processes: int) -> Container:
     """A spot container with so many processes, each with a context; returned when all have one."""
     argv = [str(BUILD / "bin/gpu-burn"), "--mib", str(SPOT_MIB), "--procs", str(processes), "--idle"]
-    spot = run_container(name, argv, devices=nodes(gpu), env=LIBRARIES, labels={LABEL: name.split("-")[1]})
+    spot = run_container(name, argv, devices=nodes(gpu), labels={LABEL: name.split("-")[1]})
     wait_until(
         lambda: spot.output().count("ready") == processes, LIMIT_S, f"{name}: {processes} contexts", 0.1
     )
@@ -184,13 +182,14 @@ def main() -> None:
     slowdown = loop_ns() / options.host_loop_ns
     print(f"  one Python loop, guest ÷ host: {slowdown:.1f}", flush=True)
     sim = Sim.load(gpus=FLOOR_GPU + 1, memory_mib=81920, ctx_mib=64)
+    sim.install_libraries()
     subprocess.run(["insmod", "/opt/spotgpu/build/kmod/khook.ko"], check=True)
     with running_containerd():
         owners = start_owners()
         write_config(owners, sim)
         with Path("/results/agent.log").open("w") as log:
             argv = [sys.executable, "-m", "spotgpu", "agent", "--standalone", str(CONFIG)]
-            agent = subprocess.Popen(argv, stderr=log, env={**os.environ, **LIBRARIES})
+            agent = subprocess.Popen(argv, stderr=log)
             wait_until(
                 lambda: {state_of(owner.mode) for owner in owners} == {"lendable"}, LIMIT_S, "lendable", 0.5
             )

@@ -35,7 +35,6 @@ from tests.sim.nvsim import Gpu, Sim
 BUILD = Path("/opt/spotgpu/build")
 RESULTS = Path(os.environ.get("RESULTS", "/results"))
 LABEL = "spotgpu.dev/lender"
-LIBRARIES = {"LD_LIBRARY_PATH": str(BUILD / "sim/lib")}
 CONFIG = Path("/etc/spotgpu/config.yaml")
 #: What a real driver takes to tear a context down, by the published range of 0.1 to 1 s.
 TEARDOWN_MS = 300
@@ -65,7 +64,7 @@ def nodes(gpus: Sequence[Gpu]) -> list[str]:
 
 def start_pair(number: int, gpus: Sequence[Gpu]) -> Pair:
     """Start an owner that uses no GPU, and a spot container that burns the owner's GPUs."""
-    env = {**LIBRARIES, "NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus)}
+    env = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus)}
     name = f"owner-{number}"
     owner = run_container(name, ["sleep", "infinity"], devices=nodes(gpus), env=env)
     burn = [str(BUILD / "sim/bin/gpu-burn"), "--mib", str(SPOT_MIB)]
@@ -180,7 +179,7 @@ def demo(owners: int, sim: Sim) -> bool:
     headline("the agent: arms the gates, watches the owners, lends their GPUs")
     argv = [sys.executable, "-m", "spotgpu", "agent", "--standalone", str(CONFIG)]
     with (RESULTS / "agent.log").open("w") as log:
-        agent = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env={**os.environ, **LIBRARIES})
+        agent = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
         assert agent.stderr
         Feed(agent.stderr, log)
         wait_until(lambda: lent(each * owners), AGENT_LIMIT_S, "the agent has lent the devices", poll_s=1.0)
@@ -193,28 +192,12 @@ def demo(owners: int, sim: Sim) -> bool:
         agent.wait(timeout=AGENT_LIMIT_S)
     traces = RESULTS / "traces.jsonl"
     headline("the hand-back as one trace" if owners == 1 else "the hand-backs, one trace each")
-    shown = spotgpu(
+    drawn = spotgpu("trace", "--file", str(traces), "--last", str(owners))
+    print(drawn.stdout, drawn.stderr, flush=True)
+    page = spotgpu(
         "trace", "--file", str(traces), "--last", str(owners), "--html", str(RESULTS / "handback.html")
     )
-    print(shown.stdout, shown.stderr, flush=True)
-    summary(traces)
-    return good and shown.returncode == 0
-
-
-def summary(traces: Path) -> None:
-    """One line an owner: how long it waited, and for what."""
-    spans = [json.loads(line) for line in traces.read_text().splitlines()]
-    for root in (span for span in spans if span["name"] == "gpu.handback"):
-        of = [span for span in spans if span["trace_id"] == root["trace_id"]]
-        ms = {span["name"]: (span["end_ns"] - span["start_ns"]) / 1e6 for span in of}
-        unexplained = root["attributes"]["spotgpu.unexplained_ns"] / 1e6
-        drain = ms.get("drain.cgroup", 0) + ms.get("drain.handles", 0)
-        print(
-            f"{root['attributes']['spotgpu.owner']} waited {ms['owner.hold']:.0f} ms, of which kill "
-            f"{ms.get('evict.kill', 0):.0f}, drain {drain:.0f}, memory {ms.get('drain.memory', 0):.0f}, "
-            f"release {ms.get('release', 0):.0f}, unexplained {unexplained:.1f}",
-            flush=True,
-        )
+    return good and drawn.returncode == 0 and page.returncode == 0
 
 
 def main() -> int:
@@ -223,9 +206,9 @@ def main() -> int:
     parser.add_argument("--owners", type=int, required=True)
     parser.add_argument("--gpus", type=int, required=True)
     options = parser.parse_args()
-    os.environ.update(LIBRARIES)
     headline("a node: containerd, khook, simulated GPUs")
     sim = Sim.load(gpus=options.gpus, memory_mib=81920, teardown_ms_per_ctx=TEARDOWN_MS)
+    sim.install_libraries()
     subprocess.run(["insmod", str(BUILD / "kmod/khook.ko")], check=True)
     with running_containerd():
         return 0 if demo(options.owners, sim) else 1
