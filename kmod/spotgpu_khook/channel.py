@@ -76,6 +76,8 @@ class Channel:
         self._events: deque[Message] = deque()
         self._events_lost = False
         self._news = asyncio.Event()
+        # The kernel keeps one dump a socket (af_netlink.c, cb_running): a second one gets EBUSY.
+        self._dumping = asyncio.Lock()
         self._closed = False
         self.family = Family(0, 0, {})
         self._loop.add_reader(sock, self._read)
@@ -107,9 +109,10 @@ class Channel:
 
     async def dump(self, cmd: Cmd) -> list[Message]:
         """Return every object of a kind. Raises as `command` does."""
-        sequence = self._next_sequence()
-        data = encode_command(self.family.id, cmd, sequence, NLM_F_REQUEST | NLM_F_DUMP, {})
-        return (await self._converse(cmd.name, sequence, data))[0]
+        async with self._dumping:
+            sequence = self._next_sequence()
+            data = encode_command(self.family.id, cmd, sequence, NLM_F_REQUEST | NLM_F_DUMP, {})
+            return (await self._converse(cmd.name, sequence, data))[0]
 
     def _next_sequence(self) -> int:
         # Events have the number 0.
