@@ -19,12 +19,13 @@ ALLOW_SKIPS = "SPOTGPU_ALLOW_SKIPS"
 class Outcomes:
     """The state of one guest's test run.
 
-    `reports` are finished and unfinished tests' serialised reports by guest node id; `running` is the test
-    that began and has not finished; `allow` are console lines announced so far.
+    `reports` are finished and unfinished tests' serialised reports by guest node id; `finished` maps a test
+    to the mark on the console after it; `running` is the test that began and has not finished; `allow` are
+    console lines announced so far.
     """
 
     reports: dict[str, list[Report]] = field(default_factory=dict)
-    finished: set[str] = field(default_factory=set)
+    finished: dict[str, str] = field(default_factory=dict)
     running: str | None = None
     allow: list[str] = field(default_factory=list)
 
@@ -36,8 +37,8 @@ class Outcomes:
                 self.reports.setdefault(nodeid, [])
             case {"report": {"nodeid": str(nodeid)} as report}:
                 self.reports.setdefault(nodeid, []).append(report)
-            case {"finish": str(nodeid)}:
-                self.finished.add(nodeid)
+            case {"finish": str(nodeid), "mark": str(mark)}:
+                self.finished[nodeid] = mark
                 self.running = None
             case {"allow": str(pattern)}:
                 self.allow.append(pattern)
@@ -49,7 +50,8 @@ def strict_skip(report: pytest.TestReport, environment: Mapping[str, str]) -> py
     """Turn a skip into a failure that names its reason; an xfail stays, and so does an allowed skip."""
     if report.outcome != "skipped" or hasattr(report, "wasxfail") or environment.get(ALLOW_SKIPS) == "1":
         return report
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    # (path, line, reason) as pytest makes it; a list after its journey as JSON.
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple | list) else str(report.longrepr)
     report.outcome = "failed"
     report.longrepr = f"skipped in the guest: {reason} ({ALLOW_SKIPS}=1 allows it)"
     return report

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+KERNEL_LOG = Path("/dev/kmsg")
+
 
 class Reporter:
     """Writes one JSON object a line to the events port.
 
-    `{"start": id}`, `{"report": {...}}` (pytest's own serialised form), `{"finish": id}`, and `{"allow":
-    regex}` for each line that the tests have added to $RESULTS/allow-console.
+    `{"start": id}`, `{"report": {...}}` (pytest's own serialised form), `{"finish": id, "mark": text}`, and
+    `{"allow": regex}` for each line that the tests have added to $RESULTS/allow-console. The mark is on the
+    kernel console after all that the test has caused there.
     """
 
     def __init__(self, config: pytest.Config, port: Path, announced: Path) -> None:
@@ -24,6 +27,7 @@ class Reporter:
         self._port = port.open("wb", buffering=0)
         self._announced = announced
         self._told = 0
+        self._tests = 0
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._tell({"start": nodeid})
@@ -34,7 +38,10 @@ class Reporter:
         self._tell({"report": data})
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        self._tell({"finish": nodeid})
+        self._tests += 1
+        mark = f"spotgpu-vm: end of test {self._tests},"
+        KERNEL_LOG.write_text(f"<4>{mark} {nodeid[:200]}\n")
+        self._tell({"finish": nodeid, "mark": mark})
 
     def _tell_announced(self) -> None:
         lines = self._announced.read_text().splitlines() if self._announced.exists() else []

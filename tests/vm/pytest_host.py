@@ -31,6 +31,8 @@ LIMIT_S = 1800.0
 SOAK_LIMIT_S = 14400.0
 # A test that hangs must not eat the limit of all tests after it; soak tests may take as long as they like.
 TEST_LIMIT_S = 600.0
+# A serial line under emulation, on a busy host, with a trace or two on it.
+CONSOLE_LAG_S = 10.0
 _RUN = pytest.StashKey["GuestRun"]()
 _RUNS = pytest.StashKey["list[GuestRun]"]()
 
@@ -99,7 +101,8 @@ class GuestRun:
             self._take_event()
         while item is self._items[-1] and not self._ended:
             self._take_event()
-        faults = self._console.new_faults(self._outcomes.allow)
+        mark = None if self._ended else self._outcomes.finished.get(item.guest_id)
+        faults = self._console.new_faults(self._outcomes.allow, mark)
         if faults:
             yield failure(item.nodeid, item.location, fault_text(faults), "teardown")
         if item.guest_id not in self._outcomes.finished:
@@ -143,7 +146,9 @@ class GuestRun:
                 stop=self._watchdog.verdict,
             )
         except LostGuest as error:
-            self._lost = str(error)
+            # Faults are reported under the tests that they appeared in, and not again here.
+            lines = str(error).splitlines()
+            self._lost = "\n".join(lines[:2] if error.faults else lines)
         except host.HarnessError as error:
             self._lost = f"the harness cannot run a guest: {error}"
         finally:
@@ -189,19 +194,32 @@ class Console:
         self._path = path
         self._seen = 0
 
-    def new_faults(self, allow: Sequence[str]) -> list[Fault]:
-        """Return the faults that were not returned before and are not announced."""
-        text = self._path.read_text(errors="replace") if self._path.exists() else ""
+    def new_faults(self, allow: Sequence[str], mark: str | None) -> list[Fault]:
+        """Return the faults up to the line with `mark` that were not returned before and are not announced.
+
+        The console may be some lines behind the guest's events: the mark is waited for, for a while. Without
+        one, all of the console is read.
+        """
+        text = self._read()
+        deadline = time.monotonic() + CONSOLE_LAG_S
+        while mark and mark not in text and time.monotonic() < deadline:
+            time.sleep(0.02)
+            text = self._read()
+        if mark and mark in text:
+            text = text[: text.index(mark)]
         faults = [fault for fault in scan(text, allow) if fault.line_number > self._seen]
-        self._seen = text.count("\n")
+        self._seen = max(self._seen, text.count("\n"))
         return faults
+
+    def _read(self) -> str:
+        return self._path.read_text(errors="replace") if self._path.exists() else ""
 
 
 def revive(data: Report, item: GuestItem, config: pytest.Config) -> pytest.TestReport:
     """Make the guest's report the host item's own."""
     report = config.hook.pytest_report_from_serializable(config=config, data=data)
     assert isinstance(report, pytest.TestReport)
-    report.nodeid = item.nodeid
+    report.nodeid, report.location = item.nodeid, item.location
     return strict_skip(report, os.environ)
 
 

@@ -24,6 +24,8 @@ KERNEL_ARGUMENTS = (
     "softlockup_panic=1",
     "hung_task_panic=1",
     f"watchdog_thresh={WATCHDOG_THRESH_S}",
+    # Else the kernel compares clocks between CPUs, and on a busy host leaves the cheap one for the HPET.
+    "tsc=reliable",
     "mitigations=off",
     "nokaslr",
     "audit=0",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.vm.checkout import copy_checkout
 from tests.vm.guests import find_guest
 from tests.vm.host import REPO
 from tests.vm.pytest_host import chosen_kernels
@@ -65,6 +68,93 @@ def test_a_job_past_its_limit_is_lost_in_time_and_its_files_come_back(kernel: st
     assert time.monotonic() - began < 75
     assert (caught.value.results_dir / "file").read_text() == "kept\n"
     assert "Show Blocked State" in caught.value.console_path.read_text()
+
+
+GUEST_TESTS = """
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+
+def say(text: str) -> None:
+    Path("/dev/kmsg").write_text(text)
+
+
+def test_passes(): pass
+
+
+def test_fails():
+    print("captured words")
+    assert "left" == "right"
+
+
+def test_skips(): pytest.skip("why not")
+
+
+def test_complains(): say("<3>BUG: under a test")
+
+
+def test_announces():
+    with open(os.environ["RESULTS"] + "/allow-console", "a") as announced:
+        announced.write("BUG: announced")
+    say("<3>BUG: announced")
+
+
+@pytest.mark.soak
+def test_soaks(): pass
+
+
+@pytest.mark.own_guest
+def test_alone(): assert not Path("/src/crumb").exists()
+
+
+def test_crashes():
+    Path("/src/crumb").touch()
+    Path("/proc/sysrq-trigger").write_text("c")
+    time.sleep(60)
+
+
+def test_after(): pass
+"""
+OUTCOMES = {
+    "test_passes": "PASSED",
+    "test_fails": "FAILED",
+    "test_skips": "FAILED",
+    "test_complains": "PASSED ERROR",
+    "test_announces": "PASSED",
+    "test_crashes": "ERROR LOST",
+    "test_after": "LOST",
+    "test_alone": "PASSED",
+}
+
+
+def test_guest_tests_are_reported_one_by_one_whatever_becomes_of_the_guest(
+    kernel: str, tmp_path: Path
+) -> None:
+    copy_checkout(tmp_path)
+    shutil.rmtree(tmp_path / "tests/guest")
+    (tmp_path / "tests/guest").mkdir()
+    (tmp_path / "tests/guest/test_it.py").write_text(GUEST_TESTS)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-v", "tests/guest", "--guest-build", "none", "--kernel", kernel],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=2 * LIMIT_S,
+    )
+    seen: dict[str, list[str]] = {}
+    for name, word in re.findall(r"::(test_\w+)\[[\w.]+\] ([A-Z]+) +\[", done.stdout):
+        seen.setdefault(name, []).append(word)
+    assert {name: " ".join(words) for name, words in seen.items()} == OUTCOMES
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    for words in ("captured words", "assert 'left' == 'right'", "skipped in the guest: Skipped: why not"):
+        assert words in done.stdout
+    assert "lost: not run; the guest was lost while tests/guest/test_it.py::test_crashes ran" in done.stdout
+    assert "BUG: under a test" in done.stdout
 
 
 def command(kernel: str, out_dir: Path, script: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +30,11 @@ def test_reports_are_kept_by_test() -> None:
         {"start": "x::a"},
         {"report": {"nodeid": "x::a", "when": "setup"}},
         {"report": {"nodeid": "x::a", "when": "call"}},
-        {"finish": "x::a"},
+        {"finish": "x::a", "mark": "end of 1"},
         {"start": "x::b"},
     )
     assert [each["when"] for each in outcomes.reports["x::a"]] == ["setup", "call"]
-    assert outcomes.finished == {"x::a"}
+    assert outcomes.finished == {"x::a": "end of 1"}
     assert outcomes.running == "x::b"
 
 
@@ -45,10 +47,11 @@ def test_an_unknown_event_is_refused() -> None:
         told({"finished": "x::a"})
 
 
-def test_a_skip_fails_and_names_its_reason() -> None:
-    strict = strict_skip(report("skipped", ("file.py", 3, "Skipped: no sparse")), {})
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_skip_fails_and_names_its_reason(kind: Any) -> None:
+    strict = strict_skip(report("skipped", kind(["file.py", 3, "Skipped: no sparse"])), {})
     assert strict.failed
-    assert "no sparse" in str(strict.longrepr)
+    assert str(strict.longrepr).startswith("skipped in the guest: Skipped: no sparse")
 
 
 def test_a_skip_may_be_allowed() -> None:
@@ -94,16 +97,34 @@ def test_faults_are_shown_with_their_context() -> None:
     assert "console line 7: BUG: x" in fault_text([Fault(7, "BUG: x", "quiet\nBUG: x")])
 
 
-def test_a_console_reports_each_fault_once(tmp_path: Any) -> None:
-    path = tmp_path / "console.log"
-    console = Console(path)
-    assert console.new_faults([]) == []
-    path.write_text("[1] BUG: one\n")
-    assert [fault.headline for fault in console.new_faults([])] == ["[1] BUG: one"]
-    path.write_text("[1] BUG: one\n[2] fine\n[3] BUG: two\n")
-    assert [fault.headline for fault in console.new_faults([])] == ["[3] BUG: two"]
-    path.write_text("[1] BUG: one\n[2] fine\n[3] BUG: two\n[4] BUG: three\n")
-    assert console.new_faults(["three"]) == []
+@pytest.fixture
+def console_log(tmp_path: Path) -> Path:
+    return tmp_path / "console.log"
+
+
+def headlines(faults: list[Fault]) -> list[str]:
+    return [fault.headline for fault in faults]
+
+
+def test_a_console_reports_each_fault_once(console_log: Path) -> None:
+    console = Console(console_log)
+    assert console.new_faults([], None) == []
+    console_log.write_text("[1] BUG: one\n[2] end of 1,\n[3] BUG: two\n[4] end of 2,\n")
+    assert headlines(console.new_faults([], "end of 1,")) == ["[1] BUG: one"]
+    assert headlines(console.new_faults([], "end of 2,")) == ["[3] BUG: two"]
+    assert console.new_faults([], None) == []
+
+
+def test_announced_lines_are_no_faults(console_log: Path) -> None:
+    console_log.write_text("[1] BUG: one\n[2] BUG: two\n")
+    assert headlines(Console(console_log).new_faults(["one"], None)) == ["[2] BUG: two"]
+
+
+def test_a_console_that_lags_is_waited_for(console_log: Path) -> None:
+    console_log.write_text("[1] fine\n")
+    late = threading.Timer(0.3, console_log.write_text, ["[1] fine\n[2] BUG: late\n[3] end of 1,\n"])
+    late.start()
+    assert headlines(Console(console_log).new_faults([], "end of 1,")) == ["[2] BUG: late"]
 
 
 def test_the_watchdog_ends_a_guest_whose_test_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +132,7 @@ def test_the_watchdog_ends_a_guest_whose_test_hangs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("time.monotonic", lambda: TEST_LIMIT_S + 1.0)
     watchdog.heard({"start": "x::a"}, now_s=0.0)
     assert "x::a" in str(watchdog.verdict())
-    watchdog.heard({"finish": "x::a"}, now_s=1.0)
+    watchdog.heard({"finish": "x::a", "mark": ""}, now_s=1.0)
     assert watchdog.verdict() is None
     watchdog.heard({"start": "x::soak"}, now_s=0.0)
     assert watchdog.verdict() is None
