@@ -133,16 +133,23 @@ void khook_lease_drop_all(struct khook_watch *w)
 		cgroup_put(w->leases[--w->nr_leases]);
 }
 
-static bool khook_lease_is_populated(struct khook_watch *w)
+enum khook_lease_state {
+	KHOOK_LEASE_NONE,
+	KHOOK_LEASE_EMPTY,
+	KHOOK_LEASE_POPULATED,
+};
+
+static enum khook_lease_state khook_lease_state(struct khook_watch *w)
 {
-	bool populated = false;
+	enum khook_lease_state state = KHOOK_LEASE_NONE;
 	u32 i;
 
 	mutex_lock(&w->lease_lock);
-	for (i = 0; i < w->nr_leases && !populated; i++)
-		populated = cgroup_is_populated(w->leases[i]);
+	for (i = 0; i < w->nr_leases && state != KHOOK_LEASE_POPULATED; i++)
+		state = cgroup_is_populated(w->leases[i]) ? KHOOK_LEASE_POPULATED :
+							    KHOOK_LEASE_EMPTY;
 	mutex_unlock(&w->lease_lock);
-	return populated;
+	return state;
 }
 
 /* ---- one pass ---- */
@@ -217,10 +224,11 @@ static unsigned int khook_lease_pass(struct khook_watch *w)
 	u64 first_ns = 0;
 
 	mutex_lock(&w->lease_lock);
-	if (w->nr_leases)
+	if (w->nr_leases) {
 		sent = khook_lease_signal(w, &first_ns);
+		khook_lease_note_pass(w, first_ns, sent);
+	}
 	mutex_unlock(&w->lease_lock);
-	khook_lease_note_pass(w, first_ns, sent);
 	khook_stat_add(KHOOK_STAT_KILLED, sent);
 	return sent;
 }
@@ -280,12 +288,14 @@ static void khook_evict_tell_empty(struct khook_watch *w, u64 return_id)
 	mutex_unlock(&w->say);
 }
 
-static void khook_evict_empty(struct khook_watch *w, const struct khook_evict_aim *aim)
+/* The lease is empty: of the aims, the one that is still there is reached. */
+static void khook_evict_empty(struct khook_watch *w, const struct khook_evict_aim *aim,
+			      enum khook_lease_state state)
 {
 	spin_lock(&w->lock);
 	w->hint_until_ns = 0;
-	if (aim->then != KHOOK_OUTCOME_UNSPEC && w->state == KHOOK_WATCH_HOLDING &&
-	    w->ret.id == aim->return_id && !w->ret.empty_ns)
+	if (aim->then != KHOOK_OUTCOME_UNSPEC && state == KHOOK_LEASE_EMPTY &&
+	    w->state == KHOOK_WATCH_HOLDING && w->ret.id == aim->return_id && !w->ret.empty_ns)
 		w->ret.empty_ns = ktime_get_ns();
 	spin_unlock(&w->lock);
 
@@ -294,18 +304,21 @@ static void khook_evict_empty(struct khook_watch *w, const struct khook_evict_ai
 	/* The event of the return's end says that it was empty, too. */
 	if (aim->then != KHOOK_OUTCOME_UNSPEC)
 		khook_watch_end(w, aim->return_id, aim->then);
-	else
+	else if (state == KHOOK_LEASE_EMPTY)
 		khook_evict_tell_empty(w, aim->return_id);
 }
 
 /* True while there is something to wait for. */
 static bool khook_evict_look(struct khook_watch *w, const struct khook_evict_aim *aim)
 {
+	enum khook_lease_state state;
+
 	if (!aim->holding && !aim->kill)
 		return false;
-	if (khook_lease_is_populated(w))
+	state = khook_lease_state(w);
+	if (state == KHOOK_LEASE_POPULATED)
 		return true;
-	khook_evict_empty(w, aim);
+	khook_evict_empty(w, aim, state);
 	return false;
 }
 

@@ -180,7 +180,9 @@ enum khook_cmd {
  *	and _RELEASE_NS, _OUTCOME, _HOLDS (calls held in all), _KILL_NS (first
  *	signal), _KILLED_NS (first pass done), _EMPTY_NS (lease unpopulated), _PASSES.
  * @KHOOK_EVENT_EMPTY: the lease of a HOLDING watch is unpopulated. KHOOK_A_WATCH,
- *	_RETURN, _KILL_NS, _KILLED_NS, _EMPTY_NS, _PASSES.
+ *	_RETURN, _KILL_NS, _KILLED_NS, _EMPTY_NS, _PASSES. Not sent where that ends
+ *	the return (RELEASE has the same), nor for a watch without a lease; sent
+ *	again when a lease named meanwhile is empty too.
  * @KHOOK_EVENT_ORPHAN: khook acts alone, no agent. KHOOK_A_WATCH, _RETURN.
  * @KHOOK_EVENT_GATE_LOST: the driver's module went away. KHOOK_A_GATE, _MODULE.
  * @KHOOK_EVENT_FENCED: a fenced cgroup was refused for the first time.
