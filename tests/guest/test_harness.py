@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,11 @@ def test_a_crash_or_a_hang_ends_the_guest() -> None:
         assert int(Path(f"/proc/sys/kernel/{knob}").read_text()) >= 1, knob
     assert int(Path("/proc/sys/kernel/panic").read_text()) == -1
     assert int(Path("/proc/sys/kernel/hung_task_timeout_secs").read_text()) == 120
+
+
+def test_the_job_may_be_interrupted() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
 
 
 def test_the_checkout_is_writable_and_the_disk_under_it_is_not() -> None:

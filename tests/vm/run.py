@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -32,6 +33,7 @@ from tests.vm.jobdisk import make_job_disk
 from tests.vm.life import Ended, Life
 from tests.vm.pysite import build_site
 from tests.vm.qemu import Machine, command_line, host_accelerator
+from tests.vm.slots import slot
 
 LOST_STATUS = 75
 FAULT_STATUS = 76
@@ -105,7 +107,10 @@ def boot(
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
     (out_dir / "console.log").touch()
-    with tempfile.TemporaryDirectory(prefix="boot-", dir=out_dir) as scratch:
+    with ExitStack() as held:
+        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="boot-", dir=out_dir))
+        if not interactive:
+            held.enter_context(slot())
         disk = make_job_disk(image, builds, job, environment, extra_files or {}, Path(scratch))
         say(f"guest {guest.key}: boots {image.release} ({accelerator}{', icount' if icount else ''})")
         life = Life(
@@ -118,8 +123,8 @@ def boot(
             on_event=on_event,
             stop=stop,
         )
-        with _terminal_kept(interactive):
-            ended = life.watch(command_line(image, site, disk, machine, out_dir))
+        held.enter_context(_terminal_kept(interactive))
+        ended = life.watch(command_line(image, site, disk, machine, out_dir))
     return _conclude(ended, out_dir, allow)
 
 
@@ -164,7 +169,9 @@ def _terminal_kept(interactive: bool) -> Iterator[None]:
 def _limits(timeout_s: float, icount: bool, interactive: bool) -> dict[str, str]:
     """Return the limits that the guest keeps itself; none where its time is virtual or a human's."""
     if interactive:
-        return {"VM_BEAT": "0", "VM_INTERACTIVE": "1"}
+        size = shutil.get_terminal_size()
+        terminal = f"rows {size.lines} cols {size.columns}"
+        return {"VM_BEAT": "0", "VM_TERMINAL": terminal, "TERM": os.environ.get("TERM", "vt100")}
     if icount:
         return {"VM_BEAT": "0"}
     soft = timeout_s - SOFT_MARGIN_S

@@ -81,10 +81,12 @@ if [ "$SOFT_LIMIT" -gt 0 ]; then
 fi
 
 cd /src || exit
-if [ -n "$VM_INTERACTIVE" ]; then
-	setsid -c bash -c '. /run/vm/job/run; exec bash -i' <>/dev/ttyS1 >&0 2>&0 &
+# A shell starts what it runs in the background with SIGINT and SIGQUIT ignored, which its children would inherit.
+SIGNALS='env --default-signal=INT,QUIT'
+if [ -n "$VM_TERMINAL" ]; then
+	setsid -c $SIGNALS bash -c 'stty $VM_TERMINAL; . /run/vm/job/run; exec bash -i' <>/dev/ttyS1 >&0 2>&0 &
 else
-	setsid sh -c 'echo $$ >/run/job.pid; exec bash /run/vm/job/run' </dev/null >"$JOB" 2>&1 &
+	setsid $SIGNALS sh -c 'echo $$ >/run/job.pid; exec bash /run/vm/job/run' </dev/null >"$JOB" 2>&1 &
 fi
 wait $!
 STATUS=$?

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many guests run on this host at once: one a core, whoever started them.
+
+More would only make each slower, until the limits that tell a hung guest from a living one mean nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from tests.vm.host import HarnessError, cache_root, say
+
+WAIT_LIMIT_S = 3600.0
+_POLL_S = 0.5
+
+
+@contextmanager
+def slot(count: int | None = None, wait_limit_s: float = WAIT_LIMIT_S) -> Iterator[int]:
+    """Hold one of the host's `count` slots (default: its cores) and give its number.
+
+    A slot is a lock on a file, so that it ends with its holder. Raises HarnessError after `wait_limit_s` seconds.
+    """
+    home = cache_root() / "slots"
+    home.mkdir(parents=True, exist_ok=True)
+    number_of_slots = count or os.cpu_count() or 1
+    deadline = time.monotonic() + wait_limit_s
+    waited = False
+    with ExitStack() as files:
+        handles = [files.enter_context((home / str(number)).open("w")) for number in range(number_of_slots)]
+        while True:
+            for number, handle in enumerate(handles):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                yield number
+                return
+            if time.monotonic() > deadline:
+                raise HarnessError(
+                    f"no guest slot within {wait_limit_s:.0f} s: {number_of_slots} guests run here"
+                )
+            if not waited:
+                say(f"waiting: {number_of_slots} guests run on this host already")
+                waited = True
+            time.sleep(_POLL_S)
