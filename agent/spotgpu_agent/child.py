@@ -121,6 +121,8 @@ class Child:
         running.writer.write(json.dumps(request).encode() + b"\n")
         try:
             line = await running.reader.readline()
+        except ConnectionError:
+            line = b""
         except (OSError, ValueError) as error:
             raise ChildError(f"{self.name}: {error}") from error
         if not line:

@@ -28,10 +28,7 @@ CALL_S: Final = 5.0
 SUBSCRIBED_S: Final = 1.0
 SIGKILL: Final = 9
 # Topics that change what list() says. A task's creation counts: its cgroup exists before its program runs.
-FILTERS: Final = (
-    "topic~=/tasks/(create|start|exit|delete|paused|resumed)",
-    "topic~=/containers/(create|update|delete)",
-)
+FILTERS: Final = ('topic~="^/tasks/(create|start|exit|delete|paused|resumed)"', 'topic~="^/containers/"')
 KINDS: Final = {
     "/tasks/create": "create",
     "/tasks/start": "start",

@@ -34,11 +34,13 @@ STATX_TYPE: Final = 0x1
 _STATX_SIZE: Final = 256
 _MODE: Final = 28  # offsets in struct statx, include/uapi/linux/stat.h
 _RDEV: Final = 128
-# One file mapping: address range, permissions, device, inode, name. Anonymous memory has inode 0.
-_MAPPING: Final = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) (\S{4}) \S+ (\S+) ([1-9]\d*) +(.*)$", re.MULTILINE)
-# Files met in this scan (device, inode and name as maps has them) -> whether it is a node.
-Known = dict[tuple[bytes, ...], bool]
+# One file mapping: address range, private or shared, and what it is of: device, inode, name. Anonymous
+# memory has inode 0.
+_MAPPING: Final = re.compile(rb"^(\S+) \S{3}([ps]) \S+ (\S+ [1-9].*)$", re.MULTILINE)
+_PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h; such a task can never execute a program
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
+# Files met in this scan (device, inode and name as maps has them) -> whether it is a node.
+Known = dict[bytes, bool]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _buffer = ctypes.create_string_buffer(_STATX_SIZE)
@@ -76,97 +78,126 @@ def device_number(path: str, majors: Collection[int]) -> int | None:
     return os.makedev(major, minor)
 
 
-def scan(majors: Collection[int], skip: Collection[int] = (), proc: str = "/proc") -> list[Found]:
-    """Every process that has a node with one of these majors open or mapped.
-
-    A process that ends meanwhile has nothing open any more, and is left out.
+class Scan:
+    """Scans of one procfs. Remembers which pids are kernel threads, which are most of a node's.
 
     Args:
         majors: of the vendor's nodes.
-        skip: pids not to look at (the agent and its children).
         proc: where procfs is.
-
-    Raises:
-        OSError: a process can't be looked into; then nothing can be said.
     """
-    known: Known = {}
-    found = []
-    for pid in _pids(proc):
-        if pid in skip:
-            continue
-        try:
-            one = _look(proc, pid, majors, known)
-        except _GONE:
-            continue
-        if one is not None:
-            found.append(one)
-    return found
 
+    def __init__(self, majors: Collection[int], proc: str = "/proc") -> None:
+        self._majors = majors
+        self._proc = proc
+        self._kernel: set[tuple[int, int]] = set()
 
-def _pids(proc: str) -> Iterator[int]:
-    with os.scandir(proc) as entries:
-        for entry in entries:
-            if entry.name.isdecimal():
-                yield int(entry.name)
+    def run(self, skip: Collection[int] = ()) -> list[Found]:
+        """Every process that has a node with one of the majors open or mapped.
 
+        A process that ends meanwhile has nothing open any more, and is left out.
 
-def _look(proc: str, pid: int, majors: Collection[int], known: Known) -> Found | None:
-    path = f"{proc}/{pid}"
-    if _has_memory(path):
-        opened, mapped = _numbers(path, majors, known)
-    else:
-        # A kernel thread, or a process whose first thread has ended while others run on.
-        opened, mapped = set(), set()
-        for thread in _pids(f"{path}/task"):
-            if thread != pid and _has_memory(f"{proc}/{thread}"):
-                more = _numbers(f"{proc}/{thread}", majors, known)
+        Args:
+            skip: pids not to look at (the agent and its children).
+
+        Raises:
+            OSError: a process can't be looked into; then nothing can be said.
+        """
+        known: Known = {}
+        found = []
+        kernel: set[tuple[int, int]] = set()
+        for pid, inode in _pids(self._proc):
+            # A pid's directory has another inode number when the pid is another task's.
+            if (pid, inode) in self._kernel:
+                kernel.add((pid, inode))
+                continue
+            if pid in skip:
+                continue
+            try:
+                if _has_memory(f"{self._proc}/{pid}"):
+                    opened, mapped = self._numbers(pid, known)
+                elif self._is_kernel_thread(pid):
+                    kernel.add((pid, inode))
+                    continue
+                else:
+                    opened, mapped = self._others(pid, known)
+                if opened or mapped:
+                    found.append(self._found(pid, opened, mapped))
+            except _GONE:
+                continue
+        self._kernel = kernel
+        return found
+
+    def _found(self, pid: int, opened: set[int], mapped: set[int]) -> Found:
+        path = f"{self._proc}/{pid}"
+        return Found(pid, _comm(path), cgroup_of(path), tuple(sorted(opened | mapped)), bool(mapped - opened))
+
+    def _numbers(self, pid: int, known: Known) -> tuple[set[int], set[int]]:
+        path = f"{self._proc}/{pid}"
+        return _open_numbers(path, self._majors), _mapped_numbers(path, self._majors, known)
+
+    def _others(self, pid: int, known: Known) -> tuple[set[int], set[int]]:
+        """The first thread has ended; others may run on and have everything still."""
+        opened: set[int] = set()
+        mapped: set[int] = set()
+        for thread, _ in _pids(f"{self._proc}/{pid}/task"):
+            if thread != pid and _has_memory(f"{self._proc}/{thread}"):
+                more = self._numbers(thread, known)
                 opened |= more[0]
                 mapped |= more[1]
-    if not opened and not mapped:
-        return None
-    return Found(pid, _comm(path), cgroup_of(path), tuple(sorted(opened | mapped)), bool(mapped - opened))
+        return opened, mapped
+
+    def _is_kernel_thread(self, pid: int) -> bool:
+        with open(f"{self._proc}/{pid}/stat", "rb", buffering=0) as source:  # noqa: PTH123 - see below
+            fields = source.readall().rpartition(b")")[2].split()
+        return bool(int(fields[6]) & _PF_KTHREAD)
+
+
+def _pids(folder: str) -> Iterator[tuple[int, int]]:
+    """Pids of a directory of procfs, each with the inode number of its own directory."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.isdecimal():
+                yield int(entry.name), entry.inode()
 
 
 def _has_memory(path: str) -> bool:
     try:
-        os.readlink(f"{path}/exe")  # noqa: PTH115 - this runs for every process of the node
+        os.readlink(f"{path}/exe")  # noqa: PTH115 - this runs for every process of the node, here and below
     except FileNotFoundError:
         return False
     return True
 
 
-def _numbers(path: str, majors: Collection[int], known: Known) -> tuple[set[int], set[int]]:
-    return _open_numbers(path, majors), _mapped_numbers(path, majors, known)
-
-
 def _open_numbers(path: str, majors: Collection[int]) -> set[int]:
     numbers = set()
-    folder = f"{path}/fd"
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            try:
-                number = device_number(f"{folder}/{entry.name}", majors)
-            except _GONE:
-                continue  # closed meanwhile
-            if number is not None:
-                numbers.add(number)
+    folder = f"{path}/fd/"
+    for name in os.listdir(folder):  # noqa: PTH208
+        try:
+            # Sockets, pipes and anonymous files have names of the kernel's own, `socket:[1]`, and are no
+            # devices. A path is only a hint where to ask.
+            if os.readlink(folder + name)[0] != "/":  # noqa: PTH115
+                continue
+            number = device_number(folder + name, majors)
+        except _GONE:
+            continue  # closed meanwhile
+        if number is not None:
+            numbers.add(number)
     return numbers
 
 
 def _mapped_numbers(path: str, majors: Collection[int], known: Known) -> set[int]:
-    with open(f"{path}/maps", "rb", buffering=0) as source:  # noqa: PTH123 - as above
+    with open(f"{path}/maps", "rb", buffering=0) as source:  # noqa: PTH123
         text = source.readall()
     numbers = set()
-    for where, mode, *identity in _MAPPING.findall(text):
+    for where, sharing, file in _MAPPING.findall(text):
         # Private mappings are mostly libraries of many processes; shared ones are few, and none is skipped.
-        key = tuple(identity)
-        if mode[3:] == b"p" and known.get(key) is False:
+        if sharing == b"p" and known.get(file) is False:
             continue
         try:
             number = device_number(f"{path}/map_files/{_trimmed(where)}", majors)
         except _GONE:
             continue  # unmapped meanwhile
-        known[key] = number is not None
+        known[file] = number is not None
         if number is not None:
             numbers.add(number)
     return numbers
@@ -192,9 +223,14 @@ def _comm(path: str) -> str:
         return source.read().rstrip("\n")
 
 
+_scans: dict[frozenset[int], Scan] = {}
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """One request of the agent: `{"majors": [...], "skip": [...]}`."""
-    return {"found": scan(frozenset(request["majors"]), frozenset((*request["skip"], os.getpid())))}
+    majors = frozenset(request["majors"])
+    scan = _scans.setdefault(majors, Scan(majors))
+    return {"found": scan.run(frozenset((*request["skip"], os.getpid())))}
 
 
 if __name__ == "__main__":

@@ -86,8 +86,8 @@ async def opened(config: Config, clock: Clock, abandoned: Callable[[], None]) ->
         libraries = {owner.name: Nvml(f"nvml of {owner.name}", abandoned) for owner in config.owners}
         for library in libraries.values():
             stack.push_async_callback(library.close)
-        inventories = asyncio.gather(*(library.start() for library in libraries.values()))
-        stack.callback(inventories.cancel)
+        inventories = asyncio.create_task(_inventories(libraries))
+        stack.push_async_callback(_broken_off, inventories)
         containerd = Containerd(config.containerd_socket, config.containerd_namespace, _wanted(config))
         stack.push_async_callback(containerd.close)
         containers = await _containers(containerd)
@@ -116,7 +116,16 @@ async def _containers(containerd: Containerd) -> list[Container]:
         raise ConfigError(error.message, "containerd.socket", remedy) from error
 
 
-async def _inventory(inventories: asyncio.Future[list[Inventory]]) -> Inventory:
+async def _inventories(libraries: dict[str, Nvml]) -> list[Inventory]:
+    return await asyncio.gather(*(library.start() for library in libraries.values()))
+
+
+async def _broken_off(task: asyncio.Task[list[Inventory]]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _inventory(inventories: asyncio.Task[list[Inventory]]) -> Inventory:
     try:
         return (await inventories)[0]
     except ChildError as error:
