@@ -57,7 +57,7 @@ class AdminSocket:
         self._tell = tell
         self._seen = seen
         self._server: asyncio.Server | None = None
-        self._connections = 0
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen.
@@ -80,34 +80,43 @@ class AdminSocket:
             raise UsageError(error.strerror or str(error), str(self._path), remedy) from error
 
     async def stop(self) -> None:
-        """Stop listening and remove the socket."""
-        if self._server is not None:
-            self._server.close()
-            self._path.unlink(missing_ok=True)
+        """Stop listening, break off what is under way, and remove the socket."""
+        if self._server is None:
+            return
+        self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.to_thread(self._path.unlink, missing_ok=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
+        task = asyncio.current_task()
+        if task is not None:
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
         try:
             reply = await self._serve(reader, writer)
             writer.write(json.dumps(reply).encode() + b"\n")
             async with asyncio.timeout(READ_S):
                 await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         except (ConnectionError, TimeoutError):
             writer.transport.abort()
         finally:
-            self._connections -= 1
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Reply:
-        if _peer_uid(writer) != 0:
-            return _error("only root is answered", None, "run as root")
-        if self._connections > MAX_CONNECTIONS:
-            return _error("too many connections", None, "try again")
+        # Read before any refusal: who is cut off while writing never sees why.
         try:
             async with asyncio.timeout(READ_S):
                 line = await reader.readline()
         except ValueError:
             return _error(f"a request has at most {MAX_LINE} bytes", None, "send one line of JSON")
+        if _peer_uid(writer) != 0:
+            return _error("only root is answered", None, "run as root")
+        if len(self._connections) > MAX_CONNECTIONS:
+            return _error("too many connections", None, "try again")
         try:
             request = json.loads(line)
         except ValueError:
