@@ -22,11 +22,11 @@
 static struct {
 	spinlock_t lock;
 	u32 portid;
-	struct net *net;	/* alive while portid is set: the socket holds it */
-	struct pid *pid;	/* the process that attached */
+	struct net *net; /* alive while portid is set: the socket holds it */
+	struct pid *pid; /* the process that attached */
 	struct khook_agent_policy policy;
-	u64 beat_ns;		/* the last command */
-	u64 absent_ns;		/* since when it is absent; 0: it is there */
+	u64 beat_ns; /* the last command */
+	u64 absent_ns; /* since when it is absent; 0: it is there */
 } khook_agent = {
 	.lock = __SPIN_LOCK_UNLOCKED(khook_agent.lock),
 	.policy.orphan_ms = KHOOK_DEFAULT_ORPHAN_MS,
@@ -56,8 +56,7 @@ static void khook_agent_set_absent(void)
 	if (khook_agent.absent_ns)
 		return;
 	khook_agent.absent_ns = ktime_get_ns();
-	mod_delayed_work(khook_wq, &khook_orphan,
-			 msecs_to_jiffies(khook_agent.policy.orphan_ms));
+	mod_delayed_work(khook_wq, &khook_orphan, msecs_to_jiffies(khook_agent.policy.orphan_ms));
 }
 
 static u64 khook_agent_gone_at(void)
@@ -115,9 +114,9 @@ static void khook_heartbeat_work(struct work_struct *work)
 			pr_warn_ratelimited("the agent's heartbeat is late\n");
 			khook_agent_set_absent();
 		}
-		mod_delayed_work(khook_wq, &khook_heartbeat, now < late_at ?
-				 khook_ns_to_jiffies_up(late_at - now) :
-				 msecs_to_jiffies(khook_agent.policy.heartbeat_ms));
+		mod_delayed_work(khook_wq, &khook_heartbeat,
+				 now < late_at ? khook_ns_to_jiffies_up(late_at - now) :
+						 msecs_to_jiffies(khook_agent.policy.heartbeat_ms));
 	}
 	spin_unlock(&khook_agent.lock);
 }
@@ -216,8 +215,7 @@ int khook_agent_attach(struct net *net, u32 portid, const struct khook_agent_pol
 	struct pid *old, *pid = get_pid(task_tgid(current));
 
 	spin_lock(&khook_agent.lock);
-	if (khook_agent.portid && !khook_agent.absent_ns &&
-	    !khook_agent_matches(net, portid)) {
+	if (khook_agent.portid && !khook_agent.absent_ns && !khook_agent_matches(net, portid)) {
 		spin_unlock(&khook_agent.lock);
 		put_pid(pid);
 		NL_SET_ERR_MSG_MOD(extack, "another agent is attached and alive");

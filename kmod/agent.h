@@ -12,7 +12,7 @@ struct task_struct;
 /* Where events go. The caller puts the namespace. */
 struct khook_agent_addr {
 	struct net *net;
-	u32 portid;	/* 0: no agent */
+	u32 portid; /* 0: no agent */
 };
 
 struct khook_agent_policy {

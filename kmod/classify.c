@@ -9,15 +9,15 @@
  * nv-ioctl-numbers.h (escapes) and nvos.h (NVOS21/NVOS64, where the class to
  * allocate is the fourth u32 in both layouts, 32-bit callers included).
  */
-#define NV_ESC_RM_ALLOC		0x2b
-#define NV_ESC_XFER_CMD		211
-#define NVOS_ALLOC_CLASS_OFFSET	12
+#define NV_ESC_RM_ALLOC 0x2b
+#define NV_ESC_XFER_CMD 211
+#define NVOS_ALLOC_CLASS_OFFSET 12
 
-#define NV_CLASS_VASPACE	0x90f1
-#define NV_CLASS_CHANNEL_GROUP	0xa06c
-#define NV_CLASS_FIRST_FAMILY	0x9000	/* Fermi: older classes are not families */
-#define NV_FAMILY_GPFIFO	0x6f	/* low byte of every *_CHANNEL_GPFIFO_A */
-#define NV_FAMILY_COMPUTE	0xc0	/* low byte of every *_COMPUTE_A */
+#define NV_CLASS_VASPACE 0x90f1
+#define NV_CLASS_CHANNEL_GROUP 0xa06c
+#define NV_CLASS_FIRST_FAMILY 0x9000 /* Fermi: older classes are not families */
+#define NV_FAMILY_GPFIFO 0x6f /* low byte of every *_CHANNEL_GPFIFO_A */
+#define NV_FAMILY_COMPUTE 0xc0 /* low byte of every *_COMPUTE_A */
 
 /* nv_ioctl_xfer_t: an escape whose argument is too large for an ioctl's size field. */
 struct khook_nv_xfer {
@@ -33,8 +33,7 @@ bool khook_is_compute_class(u32 rm_class)
 		return true;
 	if (rm_class < NV_CLASS_FIRST_FAMILY || rm_class > 0xffff)
 		return false;
-	return (rm_class & 0xff) == NV_FAMILY_GPFIFO ||
-	       (rm_class & 0xff) == NV_FAMILY_COMPUTE;
+	return (rm_class & 0xff) == NV_FAMILY_GPFIFO || (rm_class & 0xff) == NV_FAMILY_COMPUTE;
 }
 
 /*

@@ -13,10 +13,10 @@
 #endif
 
 /* genl_family.pre_doit is handed a split op since v6.2. */
-#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
-typedef struct genl_ops khook_doit_ops;
+#if KERNEL_VERSION(6, 2, 0) > LINUX_VERSION_CODE
+#define khook_doit_ops genl_ops
 #else
-typedef struct genl_split_ops khook_doit_ops;
+#define khook_doit_ops genl_split_ops
 #endif
 
 /*

@@ -38,44 +38,53 @@ int khook_put_u64(struct sk_buff *skb, enum khook_attr attr, u64 value)
 
 int khook_put_caller(struct sk_buff *skb, const struct khook_caller *caller)
 {
-	return nla_put_u32(skb, KHOOK_A_PID, caller->pid) ?:
-	       nla_put_u32(skb, KHOOK_A_TID, caller->tid) ?:
-	       nla_put_string(skb, KHOOK_A_COMM, caller->comm) ?:
-	       khook_put_u64(skb, KHOOK_A_CGROUP, caller->cgroup) ?:
-	       nla_put_u32(skb, KHOOK_A_PIDNS, caller->pidns) ?:
-	       nla_put_u32(skb, KHOOK_A_DEV, caller->dev) ?:
-	       nla_put_u32(skb, KHOOK_A_IOCTL, caller->cmd) ?:
-	       nla_put_u32(skb, KHOOK_A_CLASS, caller->class) ?:
-	       nla_put_u32(skb, KHOOK_A_GATE, caller->gate);
+	if (nla_put_u32(skb, KHOOK_A_PID, caller->pid) ||
+	    nla_put_u32(skb, KHOOK_A_TID, caller->tid) ||
+	    nla_put_string(skb, KHOOK_A_COMM, caller->comm) ||
+	    khook_put_u64(skb, KHOOK_A_CGROUP, caller->cgroup) ||
+	    nla_put_u32(skb, KHOOK_A_PIDNS, caller->pidns) ||
+	    nla_put_u32(skb, KHOOK_A_DEV, caller->dev) ||
+	    nla_put_u32(skb, KHOOK_A_IOCTL, caller->cmd) ||
+	    nla_put_u32(skb, KHOOK_A_CLASS, caller->class) ||
+	    nla_put_u32(skb, KHOOK_A_GATE, caller->gate))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_return(struct sk_buff *skb, const struct khook_watch *w,
 			    const struct khook_return *ret)
 {
-	return nla_put_u32(skb, KHOOK_A_WATCH, w->id) ?:
-	       khook_put_u64(skb, KHOOK_A_RETURN, ret->id);
+	if (nla_put_u32(skb, KHOOK_A_WATCH, w->id) || khook_put_u64(skb, KHOOK_A_RETURN, ret->id))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_first(struct sk_buff *skb, const struct khook_return *ret)
 {
-	return khook_put_u64(skb, KHOOK_A_HOLD, ret->first_hold) ?:
-	       khook_put_u64(skb, KHOOK_A_FIRST_NS, ret->first_ns) ?:
-	       khook_put_caller(skb, &ret->first);
+	if (khook_put_u64(skb, KHOOK_A_HOLD, ret->first_hold) ||
+	    khook_put_u64(skb, KHOOK_A_FIRST_NS, ret->first_ns) ||
+	    khook_put_caller(skb, &ret->first))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_eviction(struct sk_buff *skb, const struct khook_return *ret)
 {
-	return khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ?:
-	       khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ?:
-	       khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ?:
-	       nla_put_u32(skb, KHOOK_A_PASSES, ret->passes);
+	if (khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ||
+	    khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ||
+	    khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ||
+	    nla_put_u32(skb, KHOOK_A_PASSES, ret->passes))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_end(struct sk_buff *skb, const struct khook_return *ret)
 {
-	return khook_put_u64(skb, KHOOK_A_RELEASE_NS, ret->release_ns) ?:
-	       nla_put_u32(skb, KHOOK_A_OUTCOME, ret->outcome) ?:
-	       nla_put_u32(skb, KHOOK_A_HOLDS, ret->holds);
+	if (khook_put_u64(skb, KHOOK_A_RELEASE_NS, ret->release_ns) ||
+	    nla_put_u32(skb, KHOOK_A_OUTCOME, ret->outcome) ||
+	    nla_put_u32(skb, KHOOK_A_HOLDS, ret->holds))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static struct sk_buff *khook_event_new(enum khook_event event)
@@ -104,17 +113,17 @@ static void khook_event_deliver(struct sk_buff *skb)
 		if (!copy || genlmsg_unicast(to.net, copy, to.portid))
 			khook_stat_inc(KHOOK_STAT_EVENTS_LOST);
 	}
-	err = genlmsg_multicast_netns(&khook_family, to.net, skb, to.portid,
-				      KHOOK_MCGRP_EVENTS_AT, GFP_KERNEL);
+	err = genlmsg_multicast_netns(&khook_family, to.net, skb, to.portid, KHOOK_MCGRP_EVENTS_AT,
+				      GFP_KERNEL);
 	if (err && err != -ESRCH)
 		khook_stat_inc(KHOOK_STAT_EVENTS_LOST);
 	put_net(to.net);
 }
 
-/* Finishes and sends what a khook_event_*() has begun; @err drops it. */
-static void khook_event_send(struct sk_buff *skb, int err)
+/* Sends what a khook_event_*() has filled in; @full: it didn't fit. */
+static void khook_event_send(struct sk_buff *skb, bool full)
 {
-	if (!skb || err) {
+	if (!skb || full) {
 		nlmsg_free(skb);
 		khook_stat_inc(KHOOK_STAT_EVENTS_LOST);
 		return;
@@ -132,49 +141,46 @@ void khook_event_hold(const struct khook_watch *w, const struct khook_return *re
 {
 	struct sk_buff *skb = khook_event_new(KHOOK_EVENT_HOLD);
 
-	khook_event_send(skb, skb ? khook_put_return(skb, w, ret) ?:
-				    khook_put_first(skb, ret) : 0);
+	khook_event_send(skb, skb && (khook_put_return(skb, w, ret) || khook_put_first(skb, ret)));
 }
 
 void khook_event_release(const struct khook_watch *w, const struct khook_return *ret)
 {
 	struct sk_buff *skb = khook_event_new(KHOOK_EVENT_RELEASE);
 
-	khook_event_send(skb, skb ? khook_put_return(skb, w, ret) ?:
-				    khook_put_first(skb, ret) ?:
-				    khook_put_end(skb, ret) ?:
-				    khook_put_eviction(skb, ret) : 0);
+	khook_event_send(skb, skb && (khook_put_return(skb, w, ret) || khook_put_first(skb, ret) ||
+				      khook_put_end(skb, ret) || khook_put_eviction(skb, ret)));
 }
 
 void khook_event_empty(const struct khook_watch *w, const struct khook_return *ret)
 {
 	struct sk_buff *skb = khook_event_new(KHOOK_EVENT_EMPTY);
 
-	khook_event_send(skb, skb ? khook_put_return(skb, w, ret) ?:
-				    khook_put_eviction(skb, ret) : 0);
+	khook_event_send(skb,
+			 skb && (khook_put_return(skb, w, ret) || khook_put_eviction(skb, ret)));
 }
 
 void khook_event_orphan(const struct khook_watch *w, const struct khook_return *ret)
 {
 	struct sk_buff *skb = khook_event_new(KHOOK_EVENT_ORPHAN);
 
-	khook_event_send(skb, skb ? khook_put_return(skb, w, ret) : 0);
+	khook_event_send(skb, skb && khook_put_return(skb, w, ret));
 }
 
 void khook_event_gate_lost(const struct khook_gate *gate)
 {
 	struct sk_buff *skb = khook_event_new(KHOOK_EVENT_GATE_LOST);
 
-	khook_event_send(skb, skb ? nla_put_u32(skb, KHOOK_A_GATE, gate->id) ?:
-				    nla_put_string(skb, KHOOK_A_MODULE, gate->module) : 0);
+	khook_event_send(skb, skb && (nla_put_u32(skb, KHOOK_A_GATE, gate->id) ||
+				      nla_put_string(skb, KHOOK_A_MODULE, gate->module)));
 }
 
 void khook_event_fenced(u64 cgroup, const struct khook_caller *caller)
 {
 	struct sk_buff *skb = khook_event_new(KHOOK_EVENT_FENCED);
 
-	khook_event_send(skb, skb ? khook_put_u64(skb, KHOOK_A_CGROUP, cgroup) ?:
-				    nla_put_u32(skb, KHOOK_A_PID, caller->pid) ?:
-				    nla_put_u32(skb, KHOOK_A_TID, caller->tid) ?:
-				    nla_put_string(skb, KHOOK_A_COMM, caller->comm) : 0);
+	khook_event_send(skb, skb && (khook_put_u64(skb, KHOOK_A_CGROUP, cgroup) ||
+				      nla_put_u32(skb, KHOOK_A_PID, caller->pid) ||
+				      nla_put_u32(skb, KHOOK_A_TID, caller->tid) ||
+				      nla_put_string(skb, KHOOK_A_COMM, caller->comm)));
 }

@@ -11,7 +11,7 @@
 #include "hold.h"
 #include "key.h"
 #include "stat.h"
-#include "trace.h"
+#include "tracepoints.h"
 #include "watch.h"
 
 /* Writers hold khook_fence_mutex; callers look a fence up under RCU. */

@@ -17,10 +17,10 @@ struct khook_fence {
 	struct list_head by_seq;
 	struct rcu_head rcu;
 	struct cgroup *cgroup;
-	u64 id;			/* of the cgroup */
-	u64 seq;		/* ascending, which is how dumps continue */
+	u64 id; /* of the cgroup */
+	u64 seq; /* ascending, which is how dumps continue */
 	atomic64_t calls;
-	unsigned long told;	/* bit 0: the first refusal was an event */
+	unsigned long told; /* bit 0: the first refusal was an event */
 };
 
 extern struct mutex khook_fence_mutex;

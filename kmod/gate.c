@@ -17,10 +17,10 @@
  * How long the hooks stay after the last watch has gone. Taking one off waits for
  * RCU tasks, so a watch that comes back soon should find it in place.
  */
-#define KHOOK_LINGER	(1 * HZ)
+#define KHOOK_LINGER (1 * HZ)
 
 DEFINE_MUTEX(khook_gate_mutex);
-LIST_HEAD(khook_gate_list);	/* ascending id */
+LIST_HEAD(khook_gate_list); /* ascending id */
 u32 khook_gate_count;
 static u32 khook_gate_last_id;
 
@@ -39,8 +39,7 @@ void khook_gate_put(struct khook_gate *gate)
 	kref_put(&gate->ref, khook_gate_free);
 }
 
-static struct khook_hook *khook_gate_hook(const struct khook_gate *gate,
-					  enum khook_hook_kind kind)
+static struct khook_hook *khook_gate_hook(const struct khook_gate *gate, enum khook_hook_kind kind)
 {
 	return &gate->slot->hooks[kind];
 }
@@ -74,15 +73,15 @@ static int khook_gate_on(struct khook_gate *gate, struct netlink_ext_ack *extack
 	lockdep_assert_held(&khook_gate_mutex);
 	err = khook_hook_on(khook_gate_hook(gate, KHOOK_HOOK_IOCTL), gate->method, extack);
 	if (!err)
-		err = khook_hook_on(khook_gate_hook(gate, KHOOK_HOOK_COMPAT), gate->method,
-				    extack);
+		err = khook_hook_on(khook_gate_hook(gate, KHOOK_HOOK_COMPAT), gate->method, extack);
 	if (err) {
 		khook_gate_off(gate);
 		return err;
 	}
 	if (khook_hook_on(khook_gate_hook(gate, KHOOK_HOOK_OPEN), KHOOK_METHOD_FTRACE, NULL)) {
 		khook_gate_hook(gate, KHOOK_HOOK_OPEN)->target = 0;
-		NL_SET_ERR_MSG_MOD(extack, "the driver's open can't be hooked: a fence will refuse ioctls only");
+		NL_SET_ERR_MSG_MOD(extack,
+				   "the driver's open can't be hooked: a fence will refuse ioctls only");
 	}
 	gate->method = khook_gate_method(gate);
 	WRITE_ONCE(gate->state, KHOOK_GATE_LIVE);
@@ -181,8 +180,7 @@ static bool khook_is_own_open(const struct file *file)
  */
 static unsigned long khook_compat_of(const struct file_operations *fops)
 {
-	if (fops->compat_ioctl == fops->unlocked_ioctl ||
-	    fops->compat_ioctl == compat_ptr_ioctl)
+	if (fops->compat_ioctl == fops->unlocked_ioctl || fops->compat_ioctl == compat_ptr_ioctl)
 		return 0;
 	return (unsigned long)fops->compat_ioctl;
 }
@@ -221,8 +219,7 @@ static struct khook_gate *khook_gate_new(const struct file *file)
 	kref_init(&gate->ref);
 	INIT_LIST_HEAD(&gate->by_id);
 	gate->dev = new_encode_dev(file_inode(file)->i_rdev);
-	if (khook_symbol((unsigned long)file->f_op->unlocked_ioctl, gate->function,
-			 gate->module)) {
+	if (khook_symbol((unsigned long)file->f_op->unlocked_ioctl, gate->function, gate->module)) {
 		kfree(gate);
 		return NULL;
 	}
@@ -243,7 +240,8 @@ static int khook_gate_hook_up(struct khook_gate *gate, struct file *file,
 	if (khook_is_own_open(file))
 		khook_gate_hook(gate, KHOOK_HOOK_OPEN)->target = (unsigned long)fops->open;
 	else
-		NL_SET_ERR_MSG_MOD(extack, "the driver has no open of its own: a fence will refuse ioctls only");
+		NL_SET_ERR_MSG_MOD(extack,
+				   "the driver has no open of its own: a fence will refuse ioctls only");
 
 	err = khook_gate_on(gate, extack);
 	if (!err)
@@ -276,34 +274,46 @@ static void khook_gate_unlink(struct khook_gate *gate)
 	khook_gate_put(gate);
 }
 
-static struct khook_gate *khook_gate_arm_new(struct file *file,
-					     enum khook_classifier classifier,
-					     enum khook_method method,
-					     struct netlink_ext_ack *extack)
+/* The one that was lost, in its old place in the table, or a new one. */
+static struct khook_gate *khook_gate_find_room(struct file *file, bool *was_lost,
+					       struct netlink_ext_ack *extack)
 {
 	struct khook_gate *gate = khook_gate_new(file), *lost;
-	int err;
 
 	if (!gate)
 		return ERR_PTR(-ENOMEM);
 	lost = khook_gate_lost_as(gate);
+	*was_lost = lost;
 	if (lost) {
 		lost->dev = gate->dev;
 		khook_gate_put(gate);
-		gate = lost;
-	} else if (khook_gate_count >= KHOOK_MAX_GATES) {
+		return lost;
+	}
+	if (khook_gate_count >= KHOOK_MAX_GATES) {
 		khook_gate_put(gate);
 		NL_SET_ERR_MSG_MOD(extack, "there are as many gates as there can be: disarm one");
 		return ERR_PTR(-ENOSPC);
-	} else {
-		khook_gate_link(gate);
 	}
+	khook_gate_link(gate);
+	return gate;
+}
+
+static struct khook_gate *khook_gate_arm_new(struct file *file, enum khook_classifier classifier,
+					     enum khook_method method,
+					     struct netlink_ext_ack *extack)
+{
+	bool was_lost;
+	struct khook_gate *gate = khook_gate_find_room(file, &was_lost, extack);
+	int err;
+
+	if (IS_ERR(gate))
+		return gate;
 	gate->classifier = classifier;
 	gate->method = method;
 	err = khook_gate_hook_up(gate, file, extack);
 	if (!err)
 		return gate;
-	if (lost)
+	if (was_lost)
 		WRITE_ONCE(gate->state, KHOOK_GATE_LOST);
 	else
 		khook_gate_unlink(gate);
@@ -340,7 +350,8 @@ struct khook_gate *khook_gate_arm(struct file *file, enum khook_classifier class
 	if (!gate) {
 		gate = khook_gate_arm_new(file, classifier, method, extack);
 	} else if (gate->classifier != classifier) {
-		NL_SET_ERR_MSG_MOD(extack, "this function is armed with another classifier: disarm it first");
+		NL_SET_ERR_MSG_MOD(extack,
+				   "this function is armed with another classifier: disarm it first");
 		gate = ERR_PTR(-EEXIST);
 	}
 	if (!IS_ERR(gate))
@@ -407,8 +418,8 @@ static void khook_gate_lose(struct khook_gate *gate)
 	khook_hold_gate_gone(gate);
 	khook_slot_give(gate->slot);
 	gate->slot = NULL;
-	pr_warn("gate %u: module %s is going, %s is not hooked any more\n",
-		gate->id, gate->module, gate->function);
+	pr_warn("gate %u: module %s is going, %s is not hooked any more\n", gate->id, gate->module,
+		gate->function);
 	khook_event_gate_lost(gate);
 }
 

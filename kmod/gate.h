@@ -19,13 +19,13 @@ struct netlink_ext_ack;
 
 struct khook_gate {
 	struct list_head by_id;
-	struct kref ref;	/* the table, and every caller between redirect and return */
+	struct kref ref; /* the table, and every caller between redirect and return */
 	struct rcu_head rcu;
 	u32 id;
 	u32 dev;
 	enum khook_classifier classifier;
-	enum khook_method method;	/* as asked for; _method() says what it became */
-	enum khook_gate_state state;	/* written under khook_gate_mutex */
+	enum khook_method method; /* as asked for; _method() says what it became */
+	enum khook_gate_state state; /* written under khook_gate_mutex */
 	struct khook_slot *slot;
 	atomic64_t calls;
 	atomic_t holds;

@@ -16,10 +16,10 @@
 #include "lease.h"
 #include "main.h"
 #include "stat.h"
-#include "trace.h"
+#include "tracepoints.h"
 
 /* How many holds are let go before the watch's lock is given to others. */
-#define KHOOK_LET_GO_BATCH	64
+#define KHOOK_LET_GO_BATCH 64
 
 static atomic64_t khook_last_hold = ATOMIC64_INIT(0);
 static atomic64_t khook_last_return = ATOMIC64_INIT(0);
@@ -56,8 +56,7 @@ void khook_hold_init(struct khook_hold *h, struct khook_gate *gate)
 
 static bool khook_watch_wants(struct khook_watch *w, const struct khook_hold *h)
 {
-	return w->policy.return_on == KHOOK_RETURN_ON_ANY ||
-	       h->caller.class != KHOOK_CLASS_QUERY;
+	return w->policy.return_on == KHOOK_RETURN_ON_ANY || h->caller.class != KHOOK_CLASS_QUERY;
 }
 
 static void khook_return_start(struct khook_watch *w, const struct khook_hold *h)
@@ -147,8 +146,7 @@ enum khook_verdict khook_watch_leave(struct khook_watch *w, struct khook_hold *h
 }
 
 /* Only those of the return that ended: a new one may have begun already. */
-static void khook_watch_let_go(struct khook_watch *w, u64 return_id,
-			       enum khook_verdict verdict)
+static void khook_watch_let_go(struct khook_watch *w, u64 return_id, enum khook_verdict verdict)
 {
 	struct khook_hold *h, *next;
 	unsigned int n;
@@ -223,11 +221,11 @@ static void khook_watch_tell_end(struct khook_watch *w, const struct khook_retur
 	if (late || done->outcome == KHOOK_OUTCOME_ORPHAN)
 		trace_failopen(w->id, done->id, done->outcome);
 	if (late)
-		pr_warn_ratelimited("watch %u: return %llu of %s (pid %u) reached its deadline, %s, lease %s\n",
-				    w->id, done->id, done->first.comm, done->first.pid,
-				    done->outcome == KHOOK_OUTCOME_DEADLINE ?
-				    "let through" : "failed with EIO",
-				    done->empty_ns ? "empty" : "not empty");
+		pr_warn_ratelimited(
+			"watch %u: return %llu of %s (pid %u) reached its deadline, %s, lease %s\n",
+			w->id, done->id, done->first.comm, done->first.pid,
+			done->outcome == KHOOK_OUTCOME_DEADLINE ? "let through" : "failed with EIO",
+			done->empty_ns ? "empty" : "not empty");
 	khook_event_release(w, done);
 }
 
@@ -261,8 +259,8 @@ void khook_deadline_work(struct work_struct *work)
 	holding = w->state == KHOOK_WATCH_HOLDING;
 	due = w->ret.first_ns + w->policy.deadline_ms * (u64)NSEC_PER_MSEC;
 	id = w->ret.id;
-	outcome = w->policy.at_deadline == KHOOK_DEADLINE_EIO ?
-		  KHOOK_OUTCOME_DEADLINE_EIO : KHOOK_OUTCOME_DEADLINE;
+	outcome = w->policy.at_deadline == KHOOK_DEADLINE_EIO ? KHOOK_OUTCOME_DEADLINE_EIO :
+								KHOOK_OUTCOME_DEADLINE;
 	spin_unlock(&w->lock);
 
 	if (holding && now < due)
@@ -379,8 +377,7 @@ static int khook_hold_in(struct khook_watch *w, struct khook_hold *h)
 }
 
 /* 0: the driver's handler may run. */
-int khook_hold(struct khook_gate *gate, struct file *file, unsigned int cmd,
-	       unsigned long arg)
+int khook_hold(struct khook_gate *gate, struct file *file, unsigned int cmd, unsigned long arg)
 {
 	struct khook_hold h;
 	struct khook_watch *w;
@@ -424,9 +421,8 @@ static void khook_watch_set(struct khook_watch *w, const struct khook_policy *po
 }
 
 /* DETECT. Takes over the key; the caller gets a reference to the watch. */
-struct khook_watch *khook_watch_detect(struct khook_key *key,
-				       const struct khook_policy *policy, bool *created,
-				       struct netlink_ext_ack *extack)
+struct khook_watch *khook_watch_detect(struct khook_key *key, const struct khook_policy *policy,
+				       bool *created, struct netlink_ext_ack *extack)
 {
 	struct khook_watch *w;
 
@@ -476,8 +472,8 @@ int khook_watch_release(struct khook_watch *w, u64 return_id)
 		if (khook_watch_end(w, return_id, KHOOK_OUTCOME_RELEASED))
 			return 0;
 		spin_lock(&w->lock);
-		current_one = !return_id || (w->ret.id == return_id &&
-					     w->state != KHOOK_WATCH_WATCHING);
+		current_one = !return_id ||
+			      (w->ret.id == return_id && w->state != KHOOK_WATCH_WATCHING);
 		again = current_one && w->state == KHOOK_WATCH_HOLDING;
 		if (current_one && !again)
 			khook_watch_set_state(w, KHOOK_WATCH_OPEN);
@@ -488,8 +484,7 @@ int khook_watch_release(struct khook_watch *w, u64 return_id)
 }
 
 /* Lets go the holds of all watches that @id (or, if 0, @gate) names. */
-static unsigned int khook_holds_let_go(u64 id, struct khook_gate *gate,
-				       enum khook_verdict verdict)
+static unsigned int khook_holds_let_go(u64 id, struct khook_gate *gate, enum khook_verdict verdict)
 {
 	struct khook_hold *h, *next;
 	struct khook_watch *w;

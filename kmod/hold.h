@@ -20,14 +20,14 @@ enum khook_verdict {
 	KHOOK_VERDICT_WAIT,
 	KHOOK_VERDICT_GO,
 	KHOOK_VERDICT_EIO,
-	KHOOK_VERDICT_GONE,	/* the gate's driver is gone */
+	KHOOK_VERDICT_GONE, /* the gate's driver is gone */
 };
 
 /* Lives on the stack of the task it stops. */
 struct khook_hold {
 	struct list_head node;
 	struct wait_queue_head wait;
-	enum khook_verdict verdict;	/* written under the watch's lock */
+	enum khook_verdict verdict; /* written under the watch's lock */
 	u64 id;
 	u64 return_id;
 	u64 since_ns;
@@ -37,15 +37,14 @@ struct khook_hold {
 
 enum khook_join {
 	KHOOK_JOIN_PASS,
-	KHOOK_JOIN_REFUSE,	/* the watch is BLOCKED */
-	KHOOK_JOIN_OVERFLOW,	/* no room: the caller passes, and is counted */
-	KHOOK_JOIN_BEGIN,	/* would begin a return: come back with ->say held */
-	KHOOK_JOIN_FIRST,	/* began one */
+	KHOOK_JOIN_REFUSE, /* the watch is BLOCKED */
+	KHOOK_JOIN_OVERFLOW, /* no room: the caller passes, and is counted */
+	KHOOK_JOIN_BEGIN, /* would begin a return: come back with ->say held */
+	KHOOK_JOIN_FIRST, /* began one */
 	KHOOK_JOIN_HELD,
 };
 
-int khook_hold(struct khook_gate *gate, struct file *file, unsigned int cmd,
-	       unsigned long arg);
+int khook_hold(struct khook_gate *gate, struct file *file, unsigned int cmd, unsigned long arg);
 u32 khook_hold_total(void);
 void khook_caller_init(struct khook_caller *caller);
 
@@ -55,9 +54,8 @@ enum khook_verdict khook_watch_leave(struct khook_watch *w, struct khook_hold *h
 bool khook_watch_finish(struct khook_watch *w, u64 return_id, enum khook_outcome outcome,
 			struct khook_return *done);
 
-struct khook_watch *khook_watch_detect(struct khook_key *key,
-				       const struct khook_policy *policy, bool *created,
-				       struct netlink_ext_ack *extack);
+struct khook_watch *khook_watch_detect(struct khook_key *key, const struct khook_policy *policy,
+				       bool *created, struct netlink_ext_ack *extack);
 void khook_watch_undetect(struct khook_watch *w);
 void khook_watch_open(struct khook_watch *w);
 bool khook_watch_end(struct khook_watch *w, u64 return_id, enum khook_outcome outcome);

@@ -15,7 +15,7 @@
 #include "set.h"
 
 /* No driver has it; the wrapper swallows it in any case. */
-#define KHOOK_TRY_CMD	0xffffffffU
+#define KHOOK_TRY_CMD 0xffffffffU
 
 typedef long (*khook_ioctl_fn)(struct file *file, unsigned int cmd, unsigned long arg);
 typedef int (*khook_open_fn)(struct inode *inode, struct file *file);
@@ -36,10 +36,10 @@ struct khook_call {
 	struct task_struct *task;
 };
 
-#define KHOOK_CALL_BITS	6
+#define KHOOK_CALL_BITS 6
 
 struct khook_call_bucket {
-	raw_spinlock_t lock;	/* taken in a kprobe's handler, with interrupts off */
+	raw_spinlock_t lock; /* taken in a kprobe's handler, with interrupts off */
 	struct hlist_head calls;
 } ____cacheline_aligned_in_smp;
 
@@ -108,8 +108,8 @@ static void khook_wrapper_done(struct khook_gate *gate)
 	module_put(THIS_MODULE);
 }
 
-static noinline long khook_wrap_ioctl(struct khook_hook *hook, struct file *file,
-				      unsigned int cmd, unsigned long arg)
+static noinline long khook_wrap_ioctl(struct khook_hook *hook, struct file *file, unsigned int cmd,
+				      unsigned long arg)
 {
 	khook_ioctl_fn original = (khook_ioctl_fn)hook->target;
 	struct khook_gate *gate = khook_wrapper_gate(hook);
@@ -131,8 +131,7 @@ static noinline long khook_wrap_ioctl(struct khook_hook *hook, struct file *file
 	return ret;
 }
 
-static noinline int khook_wrap_open(struct khook_hook *hook, struct inode *inode,
-				    struct file *file)
+static noinline int khook_wrap_open(struct khook_hook *hook, struct inode *inode, struct file *file)
 {
 	khook_open_fn original = (khook_open_fn)hook->target;
 	struct khook_gate *gate = khook_wrapper_gate(hook);
@@ -148,6 +147,7 @@ static noinline int khook_wrap_open(struct khook_hook *hook, struct inode *inode
 	return ret;
 }
 
+/* clang-format off */
 #define KHOOK_WRAPPERS(n)							\
 static long khook_ioctl_##n(struct file *file, unsigned int cmd, unsigned long arg) \
 {										\
@@ -171,18 +171,31 @@ static int khook_open_##n(struct inode *inode, struct file *file)		\
 	[KHOOK_HOOK_OPEN] = (unsigned long)khook_open_##n,			\
 }
 
-#define KHOOK_EACH_SLOT(X, sep)							\
-	X(0) sep X(1) sep X(2) sep X(3) sep X(4) sep X(5) sep X(6) sep X(7) sep	\
-	X(8) sep X(9) sep X(10) sep X(11) sep X(12) sep X(13) sep X(14) sep X(15)
+KHOOK_WRAPPERS(0)
+KHOOK_WRAPPERS(1)
+KHOOK_WRAPPERS(2)
+KHOOK_WRAPPERS(3)
+KHOOK_WRAPPERS(4)
+KHOOK_WRAPPERS(5)
+KHOOK_WRAPPERS(6)
+KHOOK_WRAPPERS(7)
+KHOOK_WRAPPERS(8)
+KHOOK_WRAPPERS(9)
+KHOOK_WRAPPERS(10)
+KHOOK_WRAPPERS(11)
+KHOOK_WRAPPERS(12)
+KHOOK_WRAPPERS(13)
+KHOOK_WRAPPERS(14)
+KHOOK_WRAPPERS(15)
 
-#define KHOOK_NOTHING
-#define KHOOK_COMMA ,
-
-KHOOK_EACH_SLOT(KHOOK_WRAPPERS, KHOOK_NOTHING)
-
-static const unsigned long khook_wrappers[KHOOK_MAX_GATES][KHOOK_HOOK_KINDS] = {
-	KHOOK_EACH_SLOT(KHOOK_WRAPPERS_OF, KHOOK_COMMA)
+static const unsigned long khook_wrappers[][KHOOK_HOOK_KINDS] = {
+	KHOOK_WRAPPERS_OF(0), KHOOK_WRAPPERS_OF(1), KHOOK_WRAPPERS_OF(2), KHOOK_WRAPPERS_OF(3),
+	KHOOK_WRAPPERS_OF(4), KHOOK_WRAPPERS_OF(5), KHOOK_WRAPPERS_OF(6), KHOOK_WRAPPERS_OF(7),
+	KHOOK_WRAPPERS_OF(8), KHOOK_WRAPPERS_OF(9), KHOOK_WRAPPERS_OF(10), KHOOK_WRAPPERS_OF(11),
+	KHOOK_WRAPPERS_OF(12), KHOOK_WRAPPERS_OF(13), KHOOK_WRAPPERS_OF(14), KHOOK_WRAPPERS_OF(15),
 };
+static_assert(ARRAY_SIZE(khook_wrappers) == KHOOK_MAX_GATES);
+/* clang-format on */
 
 /* ---- redirecting ---- */
 
@@ -192,24 +205,30 @@ static __always_inline bool khook_may_stop_current(void)
 
 	/* Also an RCU read side, and one that costs two instructions. */
 	preempt_disable_notrace();
-	may = khook_set_has_current();
+	may = khook_set_may_have_current();
 	preempt_enable_notrace();
 	return may;
 }
 
-/* Out of the way of the callers that nobody watches. */
-static noinline bool khook_redirects(void)
+/* Out of line, so that callers nobody watches need not even save a register. */
+static bool khook_redirects(void)
 {
-	return !khook_call_is_inside() && try_module_get(THIS_MODULE);
+	return khook_set_has_current() && !khook_call_is_inside() && try_module_get(THIS_MODULE);
+}
+
+static noinline void khook_redirect_ftrace(struct ftrace_ops *ops, struct ftrace_regs *fregs)
+{
+	struct khook_hook *hook = container_of(ops, struct khook_hook, ops);
+
+	if (khook_redirects())
+		ftrace_regs_set_instruction_pointer(fregs, hook->wrapper);
 }
 
 static void notrace khook_on_ftrace(unsigned long ip, unsigned long parent_ip,
 				    struct ftrace_ops *ops, struct ftrace_regs *fregs)
 {
-	if (likely(!khook_may_stop_current()) || !khook_redirects())
-		return;
-	ftrace_regs_set_instruction_pointer(fregs,
-					    container_of(ops, struct khook_hook, ops)->wrapper);
+	if (unlikely(khook_may_stop_current()))
+		khook_redirect_ftrace(ops, fregs);
 }
 
 static int notrace khook_on_kprobe(struct kprobe *kp, struct pt_regs *regs)
@@ -251,7 +270,7 @@ static int khook_ftrace_on(struct khook_hook *hook)
 
 static void khook_ftrace_off(struct khook_hook *hook)
 {
-	unregister_ftrace_function(&hook->ops);	/* waits for RCU tasks */
+	unregister_ftrace_function(&hook->ops); /* waits for RCU tasks */
 	ftrace_free_filter(&hook->ops);
 }
 
@@ -302,8 +321,7 @@ static int khook_hook_on_by(struct khook_hook *hook, enum khook_method method)
 	return err;
 }
 
-int khook_hook_on(struct khook_hook *hook, enum khook_method method,
-		  struct netlink_ext_ack *extack)
+int khook_hook_on(struct khook_hook *hook, enum khook_method method, struct netlink_ext_ack *extack)
 {
 	int err;
 
@@ -312,7 +330,9 @@ int khook_hook_on(struct khook_hook *hook, enum khook_method method,
 		return 0;
 	err = khook_hook_on_by(hook, method);
 	if (err == -EBUSY) {
-		NL_SET_ERR_MSG_MOD(extack, "a live patch or another IPMODIFY user has this function, or ftrace_enabled is 0");
+		NL_SET_ERR_MSG_MOD(
+			extack,
+			"a live patch or another IPMODIFY user has this function, or ftrace_enabled is 0");
 		return err;
 	}
 	if (err) {
@@ -334,8 +354,7 @@ void khook_hook_off(struct khook_hook *hook)
 }
 
 /* Calls the hooked function: does the wrapper see it? */
-int khook_hook_try(struct khook_hook *hook, struct file *file,
-		   struct netlink_ext_ack *extack)
+int khook_hook_try(struct khook_hook *hook, struct file *file, struct netlink_ext_ack *extack)
 {
 	khook_ioctl_fn call = (khook_ioctl_fn)hook->target;
 

@@ -13,10 +13,7 @@
 #include <linux/ftrace.h>
 #include <linux/kprobes.h>
 
-#include "khook.h"
-
-struct khook_gate;
-struct netlink_ext_ack;
+#include "gate.h"
 
 enum khook_hook_kind {
 	KHOOK_HOOK_IOCTL,
@@ -27,15 +24,15 @@ enum khook_hook_kind {
 
 struct khook_hook {
 	struct khook_slot *slot;
-	unsigned long target;		/* the driver's function; 0: unused */
+	unsigned long target; /* the driver's function; 0: unused */
 	unsigned long wrapper;
-	enum khook_method by;		/* AUTO: not hooked */
+	enum khook_method by; /* AUTO: not hooked */
 	struct ftrace_ops ops;
 	struct kprobe kp;
 };
 
 struct khook_slot {
-	struct khook_gate *gate;	/* NULL: free */
+	struct khook_gate *gate; /* NULL: free */
 	struct khook_hook hooks[KHOOK_HOOK_KINDS];
 };
 
@@ -46,7 +43,6 @@ void khook_slot_give(struct khook_slot *slot);
 int khook_hook_on(struct khook_hook *hook, enum khook_method method,
 		  struct netlink_ext_ack *extack);
 void khook_hook_off(struct khook_hook *hook);
-int khook_hook_try(struct khook_hook *hook, struct file *file,
-		   struct netlink_ext_ack *extack);
+int khook_hook_try(struct khook_hook *hook, struct file *file, struct netlink_ext_ack *extack);
 
 #endif /* _KHOOK_HOOK_H */

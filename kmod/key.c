@@ -15,7 +15,8 @@ int khook_cgroup_get(u64 id, struct cgroup **cgrp, struct netlink_ext_ack *extac
 	struct cgroup *found = cgroup_get_from_id(id);
 
 	if (IS_ERR(found)) {
-		NL_SET_ERR_MSG_MOD(extack, "no such cgroup below the sender's cgroup namespace root");
+		NL_SET_ERR_MSG_MOD(extack,
+				   "no such cgroup below the sender's cgroup namespace root");
 		return -ENOENT;
 	}
 	if (!found->level) {
@@ -105,7 +106,8 @@ int khook_key_pidns(struct khook_key *key, u32 inum, struct netlink_ext_ack *ext
 	*key = (struct khook_key){ .kind = KHOOK_KEY_PIDNS, .pidns = ns };
 	if (khook_key_has_task(key, current)) {
 		khook_key_put(key);
-		NL_SET_ERR_MSG_MOD(extack, "the sender is in this pid namespace and would hold itself");
+		NL_SET_ERR_MSG_MOD(extack,
+				   "the sender is in this pid namespace and would hold itself");
 		return -EPERM;
 	}
 	return 0;
@@ -114,8 +116,7 @@ int khook_key_pidns(struct khook_key *key, u32 inum, struct netlink_ext_ack *ext
 /* Field 22 of /proc/PID/stat as the sender reads it. */
 static u64 khook_start_ticks(struct task_struct *leader)
 {
-	return div_u64(timens_add_boottime_ns(leader->start_boottime),
-		       NSEC_PER_SEC / USER_HZ);
+	return div_u64(timens_add_boottime_ns(leader->start_boottime), NSEC_PER_SEC / USER_HZ);
 }
 
 int khook_key_process(struct khook_key *key, u32 nr, u64 start_ticks,
@@ -139,7 +140,9 @@ int khook_key_process(struct khook_key *key, u32 nr, u64 start_ticks,
 	}
 	if (ticks != start_ticks) {
 		put_pid(pid);
-		NL_SET_ERR_MSG_MOD(extack, "the process with this pid started at another time: the pid was reused");
+		NL_SET_ERR_MSG_MOD(
+			extack,
+			"the process with this pid started at another time: the pid was reused");
 		return -ESRCH;
 	}
 	if (pid == task_tgid(current)) {
@@ -148,7 +151,9 @@ int khook_key_process(struct khook_key *key, u32 nr, u64 start_ticks,
 		return -EPERM;
 	}
 	*key = (struct khook_key){
-		.kind = KHOOK_KEY_PROCESS, .pid = pid, .start_ticks = start_ticks,
+		.kind = KHOOK_KEY_PROCESS,
+		.pid = pid,
+		.start_ticks = start_ticks,
 	};
 	return 0;
 }

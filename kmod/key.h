@@ -31,7 +31,7 @@ struct khook_key {
 		struct pid_namespace *pidns;
 		struct pid *pid;
 	};
-	u64 start_ticks;	/* of a process, as user space named it */
+	u64 start_ticks; /* of a process, as user space named it */
 };
 
 int khook_cgroup_get(u64 id, struct cgroup **cgrp, struct netlink_ext_ack *extack);

@@ -17,13 +17,13 @@
  * How long to look away from a lease that is still populated: a sixteenth of
  * what it has taken so far, so that looking adds 3 % to the wait on average.
  */
-#define KHOOK_EVICT_SHARE	16
-#define KHOOK_EVICT_MIN_US	250U
-#define KHOOK_EVICT_MAX_US	10000U
+#define KHOOK_EVICT_SHARE 16
+#define KHOOK_EVICT_MIN_US 250U
+#define KHOOK_EVICT_MAX_US 10000U
 
 /* Passes that found nobody to signal are repeated less and less often. */
-#define KHOOK_EVICT_QUIET_MIN	(1 * NSEC_PER_MSEC)
-#define KHOOK_EVICT_QUIET_MAX	(50 * NSEC_PER_MSEC)
+#define KHOOK_EVICT_QUIET_MIN (1 * NSEC_PER_MSEC)
+#define KHOOK_EVICT_QUIET_MAX (50 * NSEC_PER_MSEC)
 
 /* ---- the list ---- */
 
@@ -240,7 +240,7 @@ struct khook_evict_aim {
 	bool holding;
 	bool kill;
 	u64 return_id;
-	enum khook_outcome then;	/* how the empty lease ends the return, or UNSPEC */
+	enum khook_outcome then; /* how the empty lease ends the return, or UNSPEC */
 };
 
 static struct khook_evict_aim khook_evict_aim(struct khook_watch *w)
@@ -325,8 +325,8 @@ static bool khook_evict_look(struct khook_watch *w, const struct khook_evict_aim
 static void khook_evict_pause(u64 began)
 {
 	u64 took_us = div_u64(ktime_get_ns() - began, NSEC_PER_USEC);
-	unsigned long us = clamp_t(u64, took_us / KHOOK_EVICT_SHARE,
-				   KHOOK_EVICT_MIN_US, KHOOK_EVICT_MAX_US);
+	unsigned long us = clamp_t(u64, took_us / KHOOK_EVICT_SHARE, KHOOK_EVICT_MIN_US,
+				   KHOOK_EVICT_MAX_US);
 
 	usleep_range_state(us, us + us / 4, TASK_IDLE);
 }

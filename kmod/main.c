@@ -16,7 +16,7 @@
 #include "watch.h"
 
 #define CREATE_TRACE_POINTS
-#include "trace.h"
+#include "tracepoints.h"
 
 struct workqueue_struct *khook_wq;
 struct workqueue_struct *khook_slow_wq;

@@ -4,7 +4,7 @@
 
 #include <linux/workqueue.h>
 
-extern struct workqueue_struct *khook_wq;	/* deadlines: nothing on it sleeps long */
-extern struct workqueue_struct *khook_slow_wq;	/* evictions, unhooking */
+extern struct workqueue_struct *khook_wq; /* deadlines: nothing on it sleeps long */
+extern struct workqueue_struct *khook_slow_wq; /* evictions, unhooking */
 
 #endif /* _KHOOK_MAIN_H */

@@ -21,7 +21,8 @@
 /* ---- policies: each command takes its own attributes and no others ---- */
 
 static struct netlink_range_validation khook_deadline_range = {
-	.min = 1, .max = KHOOK_MAX_DEADLINE_MS,
+	.min = 1,
+	.max = KHOOK_MAX_DEADLINE_MS,
 };
 
 static struct netlink_range_validation khook_orphan_range = {
@@ -32,8 +33,8 @@ static struct netlink_range_validation khook_heartbeat_range = {
 	.max = KHOOK_MAX_HEARTBEAT_MS,
 };
 
-#define KHOOK_POLICY_ID		NLA_POLICY_MIN(NLA_U32, 1)
-#define KHOOK_POLICY_ID64	NLA_POLICY_MIN(NLA_U64, 1)
+#define KHOOK_POLICY_ID NLA_POLICY_MIN(NLA_U32, 1)
+#define KHOOK_POLICY_ID64 NLA_POLICY_MIN(NLA_U64, 1)
 
 /* A policy that names nothing: with none at all, attributes would be ignored. */
 static const struct nla_policy khook_policy_none[] = {
@@ -134,7 +135,8 @@ static int khook_get_key(struct genl_info *info, struct khook_key *key)
 	int keys = !!attrs[KHOOK_A_CGROUP] + !!attrs[KHOOK_A_PIDNS] + !!attrs[KHOOK_A_PID];
 
 	if (keys != 1) {
-		NL_SET_ERR_MSG_MOD(info->extack, "name one key: a cgroup, a pid namespace or a pid");
+		NL_SET_ERR_MSG_MOD(info->extack,
+				   "name one key: a cgroup, a pid namespace or a pid");
 		return -EINVAL;
 	}
 	if (!!attrs[KHOOK_A_PID] != !!attrs[KHOOK_A_START_TICKS]) {
@@ -153,8 +155,7 @@ static struct khook_policy khook_get_policy(struct genl_info *info)
 {
 	return (struct khook_policy){
 		.return_on = khook_get_u32(info, KHOOK_A_RETURN_ON, KHOOK_RETURN_ON_COMPUTE),
-		.deadline_ms = khook_get_u32(info, KHOOK_A_DEADLINE_MS,
-					     KHOOK_DEFAULT_DEADLINE_MS),
+		.deadline_ms = khook_get_u32(info, KHOOK_A_DEADLINE_MS, KHOOK_DEFAULT_DEADLINE_MS),
 		.at_deadline = khook_get_u32(info, KHOOK_A_AT_DEADLINE, KHOOK_DEADLINE_RELEASE),
 		.on_hold = khook_get_u32(info, KHOOK_A_ON_HOLD, KHOOK_ON_HOLD_KILL),
 		.release_on = khook_get_u32(info, KHOOK_A_RELEASE_ON, KHOOK_RELEASE_ON_PROOF),
@@ -165,15 +166,16 @@ static struct khook_policy khook_get_policy(struct genl_info *info)
 
 static int khook_put_gate(struct sk_buff *skb, const struct khook_gate *gate)
 {
-	return nla_put_u32(skb, KHOOK_A_GATE, gate->id) ?:
-	       nla_put_u32(skb, KHOOK_A_DEV, gate->dev) ?:
-	       nla_put_string(skb, KHOOK_A_MODULE, gate->module) ?:
-	       nla_put_string(skb, KHOOK_A_FUNCTION, gate->function) ?:
-	       nla_put_u32(skb, KHOOK_A_CLASSIFIER, gate->classifier) ?:
-	       nla_put_u32(skb, KHOOK_A_METHOD, khook_gate_method(gate)) ?:
-	       nla_put_u32(skb, KHOOK_A_GATE_STATE, gate->state) ?:
-	       khook_put_u64(skb, KHOOK_A_CALLS, atomic64_read(&gate->calls)) ?:
-	       nla_put_u32(skb, KHOOK_A_HOLDS, atomic_read(&gate->holds));
+	if (nla_put_u32(skb, KHOOK_A_GATE, gate->id) || nla_put_u32(skb, KHOOK_A_DEV, gate->dev) ||
+	    nla_put_string(skb, KHOOK_A_MODULE, gate->module) ||
+	    nla_put_string(skb, KHOOK_A_FUNCTION, gate->function) ||
+	    nla_put_u32(skb, KHOOK_A_CLASSIFIER, gate->classifier) ||
+	    nla_put_u32(skb, KHOOK_A_METHOD, khook_gate_method(gate)) ||
+	    nla_put_u32(skb, KHOOK_A_GATE_STATE, gate->state) ||
+	    khook_put_u64(skb, KHOOK_A_CALLS, atomic64_read(&gate->calls)) ||
+	    nla_put_u32(skb, KHOOK_A_HOLDS, atomic_read(&gate->holds)))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_key(struct sk_buff *skb, const struct khook_key *key)
@@ -184,30 +186,36 @@ static int khook_put_key(struct sk_buff *skb, const struct khook_key *key)
 	case KHOOK_KEY_PIDNS:
 		return nla_put_u32(skb, KHOOK_A_PIDNS, key->pidns->ns.inum);
 	case KHOOK_KEY_PROCESS:
-		return nla_put_u32(skb, KHOOK_A_PID, pid_nr(key->pid)) ?:
-		       khook_put_u64(skb, KHOOK_A_START_TICKS, key->start_ticks);
+		if (nla_put_u32(skb, KHOOK_A_PID, pid_nr(key->pid)) ||
+		    khook_put_u64(skb, KHOOK_A_START_TICKS, key->start_ticks))
+			return -EMSGSIZE;
+		return 0;
 	}
 	return -EINVAL;
 }
 
 static int khook_put_watch_policy(struct sk_buff *skb, const struct khook_policy *policy)
 {
-	return nla_put_u32(skb, KHOOK_A_RETURN_ON, policy->return_on) ?:
-	       nla_put_u32(skb, KHOOK_A_DEADLINE_MS, policy->deadline_ms) ?:
-	       nla_put_u32(skb, KHOOK_A_AT_DEADLINE, policy->at_deadline) ?:
-	       nla_put_u32(skb, KHOOK_A_ON_HOLD, policy->on_hold) ?:
-	       nla_put_u32(skb, KHOOK_A_RELEASE_ON, policy->release_on);
+	if (nla_put_u32(skb, KHOOK_A_RETURN_ON, policy->return_on) ||
+	    nla_put_u32(skb, KHOOK_A_DEADLINE_MS, policy->deadline_ms) ||
+	    nla_put_u32(skb, KHOOK_A_AT_DEADLINE, policy->at_deadline) ||
+	    nla_put_u32(skb, KHOOK_A_ON_HOLD, policy->on_hold) ||
+	    nla_put_u32(skb, KHOOK_A_RELEASE_ON, policy->release_on))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_watch_return(struct sk_buff *skb, const struct khook_return *ret)
 {
-	return khook_put_u64(skb, KHOOK_A_RETURN, ret->id) ?:
-	       khook_put_u64(skb, KHOOK_A_FIRST_NS, ret->first_ns) ?:
-	       khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ?:
-	       khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ?:
-	       khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ?:
-	       khook_put_u64(skb, KHOOK_A_RELEASE_NS, ret->release_ns) ?:
-	       nla_put_u32(skb, KHOOK_A_OUTCOME, ret->outcome);
+	if (khook_put_u64(skb, KHOOK_A_RETURN, ret->id) ||
+	    khook_put_u64(skb, KHOOK_A_FIRST_NS, ret->first_ns) ||
+	    khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ||
+	    khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ||
+	    khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ||
+	    khook_put_u64(skb, KHOOK_A_RELEASE_NS, ret->release_ns) ||
+	    nla_put_u32(skb, KHOOK_A_OUTCOME, ret->outcome))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_leases(struct sk_buff *skb, struct khook_watch *w)
@@ -236,29 +244,30 @@ static int khook_put_watch(struct sk_buff *skb, struct khook_watch *w)
 	holds = w->nr_holds;
 	spin_unlock(&w->lock);
 
-	return nla_put_u32(skb, KHOOK_A_WATCH, w->id) ?:
-	       khook_put_key(skb, &w->key) ?:
-	       khook_put_watch_policy(skb, &policy) ?:
-	       nla_put_u32(skb, KHOOK_A_WATCH_STATE, state) ?:
-	       nla_put_u32(skb, KHOOK_A_HOLDS, holds) ?:
-	       khook_put_watch_return(skb, &ret) ?:
-	       khook_put_leases(skb, w);
+	if (nla_put_u32(skb, KHOOK_A_WATCH, w->id) || khook_put_key(skb, &w->key) ||
+	    khook_put_watch_policy(skb, &policy) || nla_put_u32(skb, KHOOK_A_WATCH_STATE, state) ||
+	    nla_put_u32(skb, KHOOK_A_HOLDS, holds) || khook_put_watch_return(skb, &ret) ||
+	    khook_put_leases(skb, w))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_hold(struct sk_buff *skb, const struct khook_watch *w,
 			  const struct khook_hold *h)
 {
-	return khook_put_u64(skb, KHOOK_A_HOLD, h->id) ?:
-	       nla_put_u32(skb, KHOOK_A_WATCH, w->id) ?:
-	       khook_put_u64(skb, KHOOK_A_RETURN, h->return_id) ?:
-	       khook_put_caller(skb, &h->caller) ?:
-	       khook_put_u64(skb, KHOOK_A_AGE_NS, ktime_get_ns() - h->since_ns);
+	if (khook_put_u64(skb, KHOOK_A_HOLD, h->id) || nla_put_u32(skb, KHOOK_A_WATCH, w->id) ||
+	    khook_put_u64(skb, KHOOK_A_RETURN, h->return_id) || khook_put_caller(skb, &h->caller) ||
+	    khook_put_u64(skb, KHOOK_A_AGE_NS, ktime_get_ns() - h->since_ns))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static int khook_put_fence(struct sk_buff *skb, const struct khook_fence *f)
 {
-	return khook_put_u64(skb, KHOOK_A_CGROUP, f->id) ?:
-	       khook_put_u64(skb, KHOOK_A_CALLS, atomic64_read(&f->calls));
+	if (khook_put_u64(skb, KHOOK_A_CGROUP, f->id) ||
+	    khook_put_u64(skb, KHOOK_A_CALLS, atomic64_read(&f->calls)))
+		return -EMSGSIZE;
+	return 0;
 }
 
 static const enum khook_attr khook_stat_attrs[] = {
@@ -277,15 +286,21 @@ static const enum khook_attr khook_stat_attrs[] = {
 };
 static_assert(ARRAY_SIZE(khook_stat_attrs) == KHOOK_STAT_MAX);
 
+static int khook_put_sizes(struct sk_buff *skb)
+{
+	if (nla_put_u32(skb, KHOOK_A_STAT_GATES, READ_ONCE(khook_gate_count)) ||
+	    nla_put_u32(skb, KHOOK_A_STAT_WATCHES, READ_ONCE(khook_watch_count)) ||
+	    nla_put_u32(skb, KHOOK_A_STAT_FENCES, READ_ONCE(khook_fence_count)) ||
+	    nla_put_u32(skb, KHOOK_A_STAT_HOLDS, khook_hold_total()) ||
+	    nla_put_u32(skb, KHOOK_A_STAT_SELFTESTS, khook_selftests_passed()))
+		return -EMSGSIZE;
+	return 0;
+}
+
 static int khook_put_stats(struct sk_buff *skb)
 {
-	int stat, err;
+	int stat, err = 0;
 
-	err = nla_put_u32(skb, KHOOK_A_STAT_GATES, READ_ONCE(khook_gate_count)) ?:
-	      nla_put_u32(skb, KHOOK_A_STAT_WATCHES, READ_ONCE(khook_watch_count)) ?:
-	      nla_put_u32(skb, KHOOK_A_STAT_FENCES, READ_ONCE(khook_fence_count)) ?:
-	      nla_put_u32(skb, KHOOK_A_STAT_HOLDS, khook_hold_total()) ?:
-	      nla_put_u32(skb, KHOOK_A_STAT_SELFTESTS, khook_selftests_passed());
 	for (stat = 0; stat < KHOOK_STAT_MAX && !err; stat++)
 		err = khook_put_u64(skb, khook_stat_attrs[stat], khook_stat_read(stat));
 	return err;
@@ -297,10 +312,12 @@ static int khook_put_agent(struct sk_buff *skb)
 	struct khook_agent_addr addr = khook_agent_addr();
 
 	put_net(addr.net);
-	return nla_put_u32(skb, KHOOK_A_ORPHAN_MS, policy.orphan_ms) ?:
-	       nla_put_u32(skb, KHOOK_A_HEARTBEAT_MS, policy.heartbeat_ms) ?:
-	       nla_put_u32(skb, KHOOK_A_AGENT_PORTID, addr.portid) ?:
-	       khook_put_u64(skb, KHOOK_A_HEARTBEAT_AGE_NS, khook_agent_heartbeat_age());
+	if (nla_put_u32(skb, KHOOK_A_ORPHAN_MS, policy.orphan_ms) ||
+	    nla_put_u32(skb, KHOOK_A_HEARTBEAT_MS, policy.heartbeat_ms) ||
+	    nla_put_u32(skb, KHOOK_A_AGENT_PORTID, addr.portid) ||
+	    khook_put_u64(skb, KHOOK_A_HEARTBEAT_AGE_NS, khook_agent_heartbeat_age()))
+		return -EMSGSIZE;
+	return 0;
 }
 
 /* ---- replies ---- */
@@ -331,7 +348,7 @@ static int khook_reply_send(struct genl_info *info, struct sk_buff *skb, void *h
 
 /* ---- commands ---- */
 
-static int khook_pre_doit(const khook_doit_ops *ops, struct sk_buff *skb,
+static int khook_pre_doit(const struct khook_doit_ops *ops, struct sk_buff *skb,
 			  struct genl_info *info)
 {
 	khook_agent_beat(genl_info_net(info), info->snd_portid);
@@ -346,17 +363,19 @@ static int khook_do_attach(struct sk_buff *request, struct genl_info *info)
 					      KHOOK_DEFAULT_HEARTBEAT_MS),
 	};
 	struct sk_buff *skb;
+	int adopted, err;
 	void *hdr;
-	int adopted;
 
 	skb = khook_reply_new(info, &hdr);
 	if (!skb)
 		return -ENOMEM;
-	adopted = khook_agent_attach(genl_info_net(info), info->snd_portid, &policy,
-				     info->extack);
-	return khook_reply_send(info, skb, hdr, adopted < 0 ? adopted :
-				nla_put_u32(skb, KHOOK_A_VERSION, KHOOK_GENL_VERSION) ?:
-				nla_put_u32(skb, KHOOK_A_ADOPTED, adopted));
+	adopted = khook_agent_attach(genl_info_net(info), info->snd_portid, &policy, info->extack);
+	if (adopted < 0)
+		return khook_reply_send(info, skb, hdr, adopted);
+	err = nla_put_u32(skb, KHOOK_A_VERSION, KHOOK_GENL_VERSION);
+	if (!err)
+		err = nla_put_u32(skb, KHOOK_A_ADOPTED, adopted);
+	return khook_reply_send(info, skb, hdr, err);
 }
 
 static int khook_do_heartbeat(struct sk_buff *request, struct genl_info *info)
@@ -388,16 +407,16 @@ static int khook_do_arm(struct sk_buff *request, struct genl_info *info)
 	struct file *file;
 	int err;
 
-	err = khook_need(info, KHOOK_A_FD, "khook: an fd is needed") ?:
-	      khook_need(info, KHOOK_A_CLASSIFIER, "khook: a classifier is needed");
+	err = khook_need(info, KHOOK_A_FD, "khook: an fd is needed");
+	if (!err)
+		err = khook_need(info, KHOOK_A_CLASSIFIER, "khook: a classifier is needed");
 	if (err)
 		return err;
 	file = khook_get_file(info);
 	if (!file)
 		return -EBADF;
 	gate = khook_gate_arm(file, khook_get_u32(info, KHOOK_A_CLASSIFIER, 0),
-			      khook_get_u32(info, KHOOK_A_METHOD, KHOOK_METHOD_AUTO),
-			      info->extack);
+			      khook_get_u32(info, KHOOK_A_METHOD, KHOOK_METHOD_AUTO), info->extack);
 	fput(file);
 	if (IS_ERR(gate))
 		return PTR_ERR(gate);
@@ -483,8 +502,9 @@ static int khook_do_lease(struct sk_buff *request, struct genl_info *info)
 	u64 cgroup;
 	int err;
 
-	err = khook_need(info, KHOOK_A_WATCH, "khook: a watch is needed") ?:
-	      khook_need(info, KHOOK_A_CGROUP, "khook: a cgroup is needed");
+	err = khook_need(info, KHOOK_A_WATCH, "khook: a watch is needed");
+	if (!err)
+		err = khook_need(info, KHOOK_A_CGROUP, "khook: a cgroup is needed");
 	if (err)
 		return err;
 	w = khook_get_watch(info);
@@ -585,14 +605,15 @@ static int khook_do_evict(struct sk_buff *request, struct genl_info *info)
 static int khook_do_get_stats(struct sk_buff *request, struct genl_info *info)
 {
 	struct sk_buff *skb;
+	bool full;
 	void *hdr;
 
 	skb = khook_reply_new(info, &hdr);
 	if (!skb)
 		return -ENOMEM;
-	return khook_reply_send(info, skb, hdr,
-				nla_put_u32(skb, KHOOK_A_VERSION, KHOOK_GENL_VERSION) ?:
-				khook_put_agent(skb) ?: khook_put_stats(skb));
+	full = nla_put_u32(skb, KHOOK_A_VERSION, KHOOK_GENL_VERSION) || khook_put_agent(skb) ||
+	       khook_put_sizes(skb) || khook_put_stats(skb);
+	return khook_reply_send(info, skb, hdr, full ? -EMSGSIZE : 0);
 }
 
 /* ---- dumps: cb->args[] is the last id written, and ids ascend ---- */
@@ -603,11 +624,10 @@ static int khook_dump_start(struct netlink_callback *cb)
 	return 0;
 }
 
-static void *khook_dump_open(struct sk_buff *skb, struct netlink_callback *cb,
-			     enum khook_cmd cmd)
+static void *khook_dump_open(struct sk_buff *skb, struct netlink_callback *cb, enum khook_cmd cmd)
 {
-	return genlmsg_put(skb, NETLINK_CB(cb->skb).portid, cb->nlh->nlmsg_seq,
-			   &khook_family, NLM_F_MULTI, cmd);
+	return genlmsg_put(skb, NETLINK_CB(cb->skb).portid, cb->nlh->nlmsg_seq, &khook_family,
+			   NLM_F_MULTI, cmd);
 }
 
 /* False if the message is full: what didn't fit is written next time. */
@@ -716,6 +736,7 @@ static int khook_dump_fences(struct sk_buff *skb, struct netlink_callback *cb)
 
 /* ---- the family ---- */
 
+/* clang-format off */
 #define KHOOK_DO(_cmd, _doit, _policy) {					\
 	.cmd = _cmd, .doit = _doit, .flags = GENL_ADMIN_PERM,			\
 	.policy = _policy, .maxattr = ARRAY_SIZE(_policy) - 1,			\
@@ -726,6 +747,7 @@ static int khook_dump_fences(struct sk_buff *skb, struct netlink_callback *cb)
 	.flags = GENL_ADMIN_PERM,						\
 	.policy = khook_policy_none, .maxattr = ARRAY_SIZE(khook_policy_none) - 1, \
 }
+/* clang-format on */
 
 static const struct genl_ops khook_ops[] = {
 	KHOOK_DO(KHOOK_CMD_ATTACH, khook_do_attach, khook_policy_attach),

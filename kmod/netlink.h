@@ -5,7 +5,7 @@
 
 struct genl_family;
 
-#define KHOOK_MCGRP_EVENTS_AT	0
+#define KHOOK_MCGRP_EVENTS_AT 0
 
 extern struct genl_family khook_family;
 

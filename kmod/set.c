@@ -9,9 +9,8 @@ struct khook_set khook_set ____cacheline_aligned;
 /* The task that is calling a gate to see whether its hook works. */
 struct task_struct *khook_selftest_task;
 
-/* Counts, so that two pointers may share a bit and one may leave. */
+/* Writers of the set. Everything is counted, for two pointers may share a place. */
 static DEFINE_SPINLOCK(khook_set_lock);
-static u16 khook_set_refs[KHOOK_SET_SIZE];
 static u16 khook_set_kind_refs[64];
 static unsigned int khook_set_total;
 
@@ -20,8 +19,7 @@ void khook_set_add(enum khook_set_kind kind, const void *ptr)
 	u32 hash = hash_ptr(ptr, KHOOK_SET_ORDER);
 
 	spin_lock(&khook_set_lock);
-	if (!khook_set_refs[hash]++)
-		set_bit(hash, khook_set.bloom);
+	WRITE_ONCE(khook_set.refs[hash], khook_set.refs[hash] + 1);
 	if (!khook_set_kind_refs[kind]++)
 		WRITE_ONCE(khook_set.kinds, khook_set.kinds | BIT_ULL(kind));
 	WRITE_ONCE(khook_set_total, khook_set_total + 1);
@@ -33,8 +31,7 @@ void khook_set_del(enum khook_set_kind kind, const void *ptr)
 	u32 hash = hash_ptr(ptr, KHOOK_SET_ORDER);
 
 	spin_lock(&khook_set_lock);
-	if (!--khook_set_refs[hash])
-		clear_bit(hash, khook_set.bloom);
+	WRITE_ONCE(khook_set.refs[hash], khook_set.refs[hash] - 1);
 	if (!--khook_set_kind_refs[kind])
 		WRITE_ONCE(khook_set.kinds, khook_set.kinds & ~BIT_ULL(kind));
 	WRITE_ONCE(khook_set_total, khook_set_total - 1);
@@ -46,12 +43,12 @@ bool khook_set_is_empty(void)
 	return !READ_ONCE(khook_set_total);
 }
 
-static bool khook_set_has_deep(void)
+static bool khook_set_has_cgroup(void)
 {
 	struct cgroup *cgrp = task_dfl_cgroup(current);
 	int level;
 
-	for (level = KHOOK_SET_DEEP; level <= cgrp->level; level++)
+	for (level = 1; level <= cgrp->level; level++)
 		if (khook_set_may_have(cgrp->ancestors[level]))
 			return true;
 	return false;
@@ -67,16 +64,20 @@ static bool khook_set_has_pidns(void)
 	return false;
 }
 
-/* The kinds that are rare: out of line, to keep the common answer short. */
-bool khook_set_has_current_slow(u64 kinds)
+/* The whole answer, for those of whom the short one was yes. */
+bool khook_set_has_current(void)
 {
-	if (kinds & BIT_ULL(KHOOK_SET_SELFTEST) &&
-	    READ_ONCE(khook_selftest_task) == current)
-		return true;
-	if (kinds & BIT_ULL(KHOOK_SET_DEEP) && khook_set_has_deep())
-		return true;
-	if (kinds & BIT_ULL(KHOOK_SET_PIDNS) && khook_set_has_pidns())
-		return true;
-	return kinds & BIT_ULL(KHOOK_SET_PROCESS) &&
-	       khook_set_may_have(task_tgid(current));
+	u64 kinds = READ_ONCE(khook_set.kinds);
+	bool has;
+
+	rcu_read_lock();
+	has = khook_set_has_cgroup();
+	if (!has && kinds & BIT_ULL(KHOOK_SET_PIDNS))
+		has = khook_set_has_pidns();
+	if (!has && kinds & BIT_ULL(KHOOK_SET_PROCESS))
+		has = khook_set_may_have(task_tgid(current));
+	if (!has && kinds & BIT_ULL(KHOOK_SET_SELFTEST))
+		has = READ_ONCE(khook_selftest_task) == current;
+	rcu_read_unlock();
+	return has;
 }

@@ -3,10 +3,11 @@
  * set - may this caller be watched or fenced?
  *
  * The one question a hooked ioctl asks of every caller, so it is answered in a
- * few instructions and errs to yes: a Bloom filter of the pointers (cgroup, pid
- * namespace, struct pid) that are watched or fenced, and one word that says at
- * which cgroup levels there are any, so that a caller compares the ancestors at
- * those levels alone. A yes costs the exact look-up in the wrapper, no more.
+ * few instructions and errs to yes: a counting Bloom filter of the pointers
+ * (cgroup, pid namespace, struct pid) that are watched or fenced, and one word
+ * that says at which cgroup levels there are any, so that a caller compares the
+ * ancestors at those levels alone. A yes costs the exact look-up in the wrapper,
+ * no more.
  */
 #ifndef _KHOOK_SET_H
 #define _KHOOK_SET_H
@@ -17,57 +18,54 @@
 #include <linux/sched.h>
 #include <linux/types.h>
 
-#define KHOOK_SET_ORDER		12
-#define KHOOK_SET_SIZE		(1U << KHOOK_SET_ORDER)
+#define KHOOK_SET_ORDER 12
+#define KHOOK_SET_SIZE (1U << KHOOK_SET_ORDER)
 
 /* Bits of khook_set.kinds: below DEEP, the bit number is the cgroup level. */
 enum khook_set_kind {
-	KHOOK_SET_DEEP = 60,	/* a cgroup at that level or below it */
+	KHOOK_SET_DEEP = 60, /* a cgroup at that level or below it */
 	KHOOK_SET_PIDNS = 61,
 	KHOOK_SET_PROCESS = 62,
 	KHOOK_SET_SELFTEST = 63,
 };
 
-#define KHOOK_SET_LEVELS	(BIT_ULL(KHOOK_SET_DEEP) - 1)
-
 struct khook_set {
 	u64 kinds;
-	unsigned long bloom[BITS_TO_LONGS(KHOOK_SET_SIZE)];
+	u16 refs[KHOOK_SET_SIZE];
 };
 
 extern struct khook_set khook_set;
 extern struct task_struct *khook_selftest_task;
 
-bool khook_set_has_current_slow(u64 kinds);
-
 static __always_inline bool khook_set_may_have(const void *ptr)
 {
-	u32 hash = hash_ptr(ptr, KHOOK_SET_ORDER);
-
-	return READ_ONCE(khook_set.bloom[BIT_WORD(hash)]) & BIT_MASK(hash);
+	return READ_ONCE(khook_set.refs[hash_ptr(ptr, KHOOK_SET_ORDER)]);
 }
 
-/* The caller keeps current's css_set alive: RCU, or preemption off. */
-static __always_inline bool khook_set_has_current(void)
+/*
+ * The short answer: false is final, true is for khook_set_has_current(), which
+ * also knows the kinds that are rare. The caller keeps current's css_set alive:
+ * RCU, or preemption off.
+ */
+static __always_inline bool khook_set_may_have_current(void)
 {
 	u64 kinds = READ_ONCE(khook_set.kinds);
-	u64 levels = kinds & KHOOK_SET_LEVELS;
+	struct cgroup *cgrp = task_dfl_cgroup(current);
 
-	if (levels) {
-		struct cgroup *cgrp = task_dfl_cgroup(current);
+	if (unlikely(kinds >> KHOOK_SET_DEEP))
+		return true;
+	for (; kinds; kinds &= kinds - 1) {
+		unsigned long level = __ffs64(kinds);
 
-		do {
-			int level = __ffs64(levels);
-
-			if (level > cgrp->level)
-				break;
-			if (khook_set_may_have(cgrp->ancestors[level]))
-				return true;
-			levels &= levels - 1;
-		} while (levels);
+		if (level > cgrp->level)
+			return false;
+		if (khook_set_may_have(cgrp->ancestors[level]))
+			return true;
 	}
-	return unlikely(kinds & ~KHOOK_SET_LEVELS) && khook_set_has_current_slow(kinds);
+	return false;
 }
+
+bool khook_set_has_current(void);
 
 static inline enum khook_set_kind khook_set_cgroup_kind(const struct cgroup *cgrp)
 {

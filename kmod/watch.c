@@ -10,12 +10,12 @@
 #include "lease.h"
 #include "watch.h"
 
-#define KHOOK_WATCH_HASH_BITS	8
+#define KHOOK_WATCH_HASH_BITS 8
 
 /* Writers hold khook_watch_mutex; callers look a watch up by key under RCU. */
 static DEFINE_HASHTABLE(khook_watch_hash, KHOOK_WATCH_HASH_BITS);
 DEFINE_MUTEX(khook_watch_mutex);
-LIST_HEAD(khook_watch_list);	/* ascending id, which is how dumps continue */
+LIST_HEAD(khook_watch_list); /* ascending id, which is how dumps continue */
 u32 khook_watch_count;
 static u32 khook_watch_last_id;
 
@@ -213,8 +213,7 @@ bool khook_watch_overlaps(struct cgroup *cgrp)
 
 	lockdep_assert_held(&khook_watch_mutex);
 	khook_for_each_watch(w)
-		if (w->key.kind == KHOOK_KEY_CGROUP &&
-		    khook_cgroups_overlap(w->key.cgroup, cgrp))
+		if (w->key.kind == KHOOK_KEY_CGROUP && khook_cgroups_overlap(w->key.cgroup, cgrp))
 			return true;
 	return false;
 }

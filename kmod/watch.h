@@ -50,7 +50,7 @@ struct khook_return {
 	u32 holds;
 	u32 passes;
 	u32 outcome;
-	bool orphaned;		/* khook finishes it alone */
+	bool orphaned; /* khook finishes it alone */
 	struct khook_caller first;
 };
 
@@ -65,14 +65,14 @@ struct khook_watch {
 	/* Orders what is said of this watch: a return's HOLD before its RELEASE. */
 	struct mutex say;
 
-	spinlock_t lock;	/* all below, down to the next lock */
+	spinlock_t lock; /* all below, down to the next lock */
 	enum khook_watch_state state;
 	bool in_set;
 	struct khook_policy policy;
-	struct khook_return ret;	/* the current one, or the last */
-	struct list_head holds;		/* ascending id */
+	struct khook_return ret; /* the current one, or the last */
+	struct list_head holds; /* ascending id */
 	u32 nr_holds;
-	u64 hint_until_ns;		/* EVICT: kill until then, hold or not */
+	u64 hint_until_ns; /* EVICT: kill until then, hold or not */
 
 	struct mutex lease_lock;
 	struct cgroup *leases[KHOOK_MAX_LEASES];

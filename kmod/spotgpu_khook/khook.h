@@ -51,20 +51,26 @@
  *      or heartbeat_ms passed without a command): it kills what the lease
  *      names, waits until those cgroups are empty (deadline still running) and
  *      lets the owner through.
- *   5. khook, on KHOOK_CMD_UNDETECT, and when the last gate of a hold is gone.
+ *   5. khook, on KHOOK_CMD_UNDETECT; and when the gate of a hold is lost, which
+ *      a held call prevents by having the device open unless the driver is
+ *      careless: that call fails with ENODEV.
  *
  * Rules of the protocol
  * ---------------------
  *   - Every command needs CAP_NET_ADMIN in the initial user namespace, dumps
  *     too. Joining the multicast group needs it too, where the kernel can say so.
  *   - Parsing is strict: unknown attributes, wrong lengths and stray flags are
- *     -EINVAL. Every refusal carries an extack sentence.
+ *     -EINVAL, values out of bounds -ERANGE. Every refusal of khook's own has an
+ *     extack sentence; netlink's EPERM (capability) and EOPNOTSUPP (no such
+ *     command) have none.
  *   - Nothing in a command waits for a hold, so no command can be blocked by one.
  *   - Events are lossy (ENOBUFS). GET_WATCH and GET_HOLD dumps rebuild the truth.
  *   - Times are CLOCK_MONOTONIC, in ns. Zero means "has not happened".
  */
 #ifndef _UAPI_KHOOK_H
 #define _UAPI_KHOOK_H
+
+/* clang-format off */
 
 #include <linux/types.h>
 
@@ -99,18 +105,25 @@ enum khook_default {
  *
  * @KHOOK_CMD_UNSPEC: unused.
  * @KHOOK_CMD_ATTACH: make the sending socket the agent. Holds left by an agent
- *	that died within orphan_ms are adopted. EBUSY while another is attached.
+ *	that died within orphan_ms are adopted. EBUSY while another is attached,
+ *	unless its heartbeat is late.
  *	[KHOOK_A_ORPHAN_MS], [KHOOK_A_HEARTBEAT_MS] set the policy for this agent.
  *	Reply: KHOOK_A_VERSION, KHOOK_A_ADOPTED (returns adopted).
  * @KHOOK_CMD_HEARTBEAT: nothing but a heartbeat. ENOTCONN if not the agent.
  * @KHOOK_CMD_ARM: KHOOK_A_FD, KHOOK_A_CLASSIFIER, [KHOOK_A_METHOD]. Reply: the
  *	gate as in GET_GATE. Arming an armed gate with the same classifier is a
  *	no-op with the same reply; with another one EEXIST. The function is hooked
- *	only while something is watched or fenced. A LOST gate is armed anew.
- *	EBADF/ENOTTY: no such fd / no ioctl handler; EBUSY: the function already
- *	has another IPMODIFY user (a livepatch); EOPNOTSUPP: it can't be hooked or
- *	the self-test saw no call.
- * @KHOOK_CMD_DISARM: KHOOK_A_GATE or KHOOK_A_FD. EBUSY while it has holds.
+ *	at once, to try it with a call that the driver never sees, and then only
+ *	while something is watched (not OPEN) or fenced, and a second longer. A
+ *	LOST gate of the same module and function is armed anew under its id. If
+ *	->open can't be hooked (the driver has none of its own), the ack says so:
+ *	a fence will refuse ioctls only.
+ *	EBADF/ENOTTY: no such fd / not a character device with an ioctl handler;
+ *	EBUSY: the function already has another IPMODIFY user (a livepatch), or
+ *	ftrace_enabled is 0; EOPNOTSUPP: it can't be hooked by that method or the
+ *	trial saw no call.
+ * @KHOOK_CMD_DISARM: KHOOK_A_GATE or KHOOK_A_FD. EBUSY while it has holds. Waits
+ *	for RCU tasks if it is LIVE.
  * @KHOOK_CMD_DETECT: one of KHOOK_A_CGROUP, KHOOK_A_PIDNS, KHOOK_A_PID (with
  *	KHOOK_A_START_TICKS); [KHOOK_A_RETURN_ON], [KHOOK_A_DEADLINE_MS],
  *	[KHOOK_A_AT_DEADLINE], [KHOOK_A_ON_HOLD], [KHOOK_A_RELEASE_ON]. Starts a
@@ -118,32 +131,40 @@ enum khook_default {
  *	OPEN or BLOCKED, to WATCHING. Reply: the watch as in GET_WATCH. When the
  *	reply has come the gates are live: no later ioctl of the key passes.
  *	EINVAL for the initial pid namespace and the root cgroup (the node would
- *	freeze), EPERM for the sender itself, ENOENT/ESRCH for an unknown key.
+ *	freeze) and for a cgroup that is, holds or is in a fenced one; EPERM for
+ *	the sender itself, ENOENT/ESRCH for an unknown key. A caller in several
+ *	watches is held by each, in the order of their ids.
  * @KHOOK_CMD_UNDETECT: KHOOK_A_WATCH. Lets its holds through and forgets it.
  * @KHOOK_CMD_LEASE: KHOOK_A_WATCH, KHOOK_A_CGROUP. Names a spot cgroup (with its
  *	descendants) on the watch's devices. May be sent while HOLDING. EINVAL if
  *	the cgroup is the watch's own, an ancestor or a descendant of it, the root,
  *	or holds the sender.
  * @KHOOK_CMD_UNLEASE: KHOOK_A_WATCH, KHOOK_A_CGROUP.
- * @KHOOK_CMD_FENCE: KHOOK_A_CGROUP. Same refusals as LEASE; EEXIST if fenced.
+ * @KHOOK_CMD_FENCE: KHOOK_A_CGROUP. Its calls and opens fail with ENODEV. Same
+ *	refusals as LEASE, where any watched cgroup counts as the watch's own;
+ *	EEXIST if fenced.
  * @KHOOK_CMD_UNFENCE: KHOOK_A_CGROUP.
  * @KHOOK_CMD_RELEASE: KHOOK_A_WATCH: let the whole return through, the watch is
  *	OPEN (harmless when it is OPEN already); or KHOOK_A_HOLD: let that one call
  *	through, the watch stays as it is. [KHOOK_A_RETURN] with a watch: only if
  *	that return is still the current one, else ESTALE.
- * @KHOOK_CMD_EVICT: KHOOK_A_WATCH: kill the lease now, without a hold (a hint).
+ *	Without KHOOK_A_RETURN it also opens a watch that is WATCHING or BLOCKED.
+ * @KHOOK_CMD_EVICT: KHOOK_A_WATCH: kill the lease now, without a hold (a hint),
+ *	until it is empty, for deadline_ms at most.
  * @KHOOK_CMD_GET_GATE: dump. Each: KHOOK_A_GATE, _DEV, _MODULE, _FUNCTION,
  *	_CLASSIFIER, _METHOD, _GATE_STATE, _CALLS (redirected), _HOLDS.
  * @KHOOK_CMD_GET_WATCH: dump. Each: KHOOK_A_WATCH, its key, its policy,
  *	_WATCH_STATE, _RETURN, _HOLDS, _FIRST_NS, _KILL_NS, _KILLED_NS, _EMPTY_NS,
  *	_RELEASE_NS, _OUTCOME, and one KHOOK_A_LEASE_CGROUP per lease.
  * @KHOOK_CMD_GET_HOLD: dump. Each: KHOOK_A_HOLD, _WATCH, _RETURN, and what
- *	EVENT_HOLD says of the caller, _AGE_NS since that call was first blocked.
+ *	EVENT_HOLD says of the caller, _AGE_NS since it fell asleep. A signal ends
+ *	a hold; the call that starts again is another one of the same return.
  * @KHOOK_CMD_GET_FENCE: dump. Each: KHOOK_A_CGROUP, _CALLS (refused).
  * @KHOOK_CMD_GET_STATS: do. Reply: KHOOK_A_VERSION, _STAT_*, the policy,
  *	KHOOK_A_AGENT_PORTID (0: none), KHOOK_A_HEARTBEAT_AGE_NS.
  * @KHOOK_CMD_EVENT: sent by khook, unicast to the agent and multicast to the
- *	group "events" of the agent's network namespace.
+ *	group "events" of the agent's network namespace (the initial one while
+ *	there is no agent).
  */
 enum khook_cmd {
 	KHOOK_CMD_UNSPEC,

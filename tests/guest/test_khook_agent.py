@@ -19,6 +19,7 @@ from spotgpu_khook.client import EventStream, Khook
 from spotgpu_khook.errors import EventsLost, KhookClosed
 from spotgpu_khook.model import OrphanEvent, ReleaseEvent
 from tests.guestlib.khook import (
+    SLACK_MS,
     STEP_LIMIT_S,
     Rig,
     agent,
@@ -83,13 +84,13 @@ async def test_an_agent_in_the_grace_adopts_and_finishes(rig: Rig) -> None:
     owner, spot = rig.cgroup("owner"), rig.cgroup("spot")
     async with await Khook.connect() as other:
         orphans = await total(other, "orphan")
-        async with agent(orphan_ms=20000) as khook:
+        async with agent(orphan_ms=100000) as khook:
             await arm(khook)
-            watching = await watch(khook, owner, spot, deadline_ms=40000)
+            watching = await watch(khook, owner, spot)
             call = rig.call(owner)
             await held(khook, watching.id)
         async with await Khook.connect() as second:
-            assert await second.attach(20000, 0) == 1
+            assert await second.attach(100000, 0) == 1
             now = await get_watch(second, watching.id)
             assert (now.state, now.holds) == (WatchState.HOLDING, 1)
             await second.release(watching.id, now.return_id)
@@ -122,7 +123,7 @@ async def test_a_return_after_the_grace_is_finished_by_the_kernel_at_once(rig: R
         await next_event(events, OrphanEvent)
         release = await next_release(events)
         assert release.outcome is Outcome.ORPHAN
-        assert release.release_ns - hold.first_ns < 500e6
+        assert release.release_ns - hold.first_ns < SLACK_MS * 1e6
         assert (await call.result())["errors"] == 0
         assert (await other.stats()).agent_portid == 0
 
@@ -167,16 +168,16 @@ async def test_a_late_heartbeat_is_an_absent_agent(rig: Rig) -> None:
 @in_loop
 async def test_heartbeats_in_time_keep_the_hold(rig: Rig) -> None:
     owner = rig.cgroup("owner")
-    async with agent(orphan_ms=200, heartbeat_ms=1500) as khook:
+    async with agent(orphan_ms=200, heartbeat_ms=3000) as khook:
         await arm(khook)
-        watching = await watch(khook, owner, deadline_ms=30000)
+        watching = await watch(khook, owner)
         call = rig.call(owner)
         await held(khook, watching.id)
         for _ in range(8):
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.5)
             await khook.heartbeat()
         assert (await get_watch(khook, watching.id)).holds == 1
-        assert (await khook.stats()).heartbeat_age_ns < 1e9
+        assert (await khook.stats()).heartbeat_age_ns < SLACK_MS * 1e6
         await khook.release(watching.id)
         assert (await call.result())["errors"] == 0
 
@@ -184,15 +185,15 @@ async def test_heartbeats_in_time_keep_the_hold(rig: Rig) -> None:
 @in_loop
 async def test_a_late_agent_is_back_with_its_next_command(rig: Rig) -> None:
     owner = rig.cgroup("owner")
-    async with agent(orphan_ms=1500, heartbeat_ms=300) as khook:
+    async with agent(orphan_ms=3000, heartbeat_ms=800) as khook:
         await arm(khook)
-        watching = await watch(khook, owner, deadline_ms=30000)
+        watching = await watch(khook, owner, deadline_ms=60000)
         call = rig.call(owner)
         await held(khook, watching.id)
-        await asyncio.sleep(0.8)  # late, but not gone
-        for _ in range(10):
+        await asyncio.sleep(1.2)  # late, but not gone
+        for _ in range(12):
             await khook.heartbeat()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.3)
         assert (await get_watch(khook, watching.id)).holds == 1
         await khook.release(watching.id)
         assert (await call.result())["errors"] == 0
@@ -252,11 +253,11 @@ async def _read_on(events: EventStream) -> None:
 @in_loop
 async def test_after_lost_events_the_dumps_say_what_is_true(rig: Rig) -> None:
     owner, noisy = rig.cgroup("owner"), rig.cgroup("noisy")
-    async with agent(orphan_ms=60000) as khook:
+    async with agent(orphan_ms=300000) as khook:
         await arm(khook)
         lost = await total(khook, "events_lost")
         khook._channel._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
-        watching = await watch(khook, owner, deadline_ms=40000)
+        watching = await watch(khook, owner)
         call = rig.call(owner)
         events = khook.events()
         hold = await next_hold(events)

@@ -15,9 +15,11 @@ import pytest
 
 from spotgpu_khook.abi import OnHold, Outcome, ReleaseOn, WatchState
 from spotgpu_khook.ids import cgroup_id, pidns_key, process_key
-from spotgpu_khook.model import EmptyEvent, FencedEvent, WatchPolicy
+from spotgpu_khook.model import EmptyEvent, FencedEvent
 from tests.guestlib.khook import (
     CONTROL,
+    PATIENT,
+    SLACK_MS,
     Call,
     Rig,
     agent,
@@ -103,7 +105,7 @@ async def test_fork_loops_and_daemons_are_killed(rig: Rig) -> None:
     (spot / "pids.max").write_text("100")
     async with agent() as khook:
         await arm(khook)
-        watching = await watch(khook, owner, spot, release_on=ReleaseOn.EMPTY, deadline_ms=50000)
+        watching = await watch(khook, owner, spot, release_on=ReleaseOn.EMPTY)
         forker = rig.spawn(spot, sys.executable, "-S", "-c", FORKERS)
         await until(lambda: len(_members(spot)) > 50, "it forks")
         call = rig.call(owner)
@@ -219,7 +221,7 @@ async def test_release_on_empty_without_a_lease_is_at_once(rig: Rig) -> None:
         events = khook.events()
         hold, release = await next_hold(events), await next_release(events)
         assert release.outcome is Outcome.EMPTY
-        assert release.release_ns - hold.first_ns < 500e6
+        assert release.release_ns - hold.first_ns < SLACK_MS * 1e6
         assert (await call.result())["errors"] == 0
         await no_event(events)
 
@@ -284,7 +286,7 @@ async def test_the_owner_of_a_pid_namespace_is_spared_in_a_leased_cgroup(rig: Ri
         owner = rig.spawn(both, "unshare", "--pid", "--fork", nvcall, "count", "--wait")
         assert await owner.line() == "ready"
         child = int(Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text())  # noqa: ASYNC240
-        watching = await khook.detect(pidns_key(child), WatchPolicy())
+        watching = await khook.detect(pidns_key(child), PATIENT)
         await khook.lease(watching.id, cgroup_id(both))
         owner.go()
         await held(khook, watching.id)
@@ -314,7 +316,7 @@ async def test_a_lease_that_would_kill_the_owner_or_the_sender_is_refused(rig: R
         await refused(khook.lease(watching.id, cgroup_id(spot)), errno.EEXIST, "has this lease already")
         process = rig.call(spot, "count", "--wait")
         await process.line()
-        of_process = await khook.detect(process_key(process.pid), WatchPolicy())
+        of_process = await khook.detect(process_key(process.pid), PATIENT)
         await refused(khook.lease(of_process.id, cgroup_id(spot)), errno.EINVAL, "watched process")
 
 

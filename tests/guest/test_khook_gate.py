@@ -250,7 +250,7 @@ async def test_khook_is_not_unloaded_with_a_hundred_holders(rig: Rig) -> None:
     owner = rig.cgroup("owner")
     async with agent() as khook:
         await arm(khook)
-        watching = await watch(khook, owner, deadline_ms=40000)
+        watching = await watch(khook, owner)
         before = rig.executed()
         call = rig.call(owner, "count", "-t", 100)
         await held(khook, watching.id, 100)

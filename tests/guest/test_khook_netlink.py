@@ -363,7 +363,7 @@ async def test_dumps_are_whole_when_they_need_many_messages(rig: Rig) -> None:
     async with agent() as khook:
         await arm(khook)
         watches = [await watch(khook, rig.cgroup("one")) for _ in range(100)]
-        holding = await watch(khook, owner, deadline_ms=40000)
+        holding = await watch(khook, owner)
         call = rig.call(owner, "count", "-t", 200)
         await held(khook, holding.id, 200)
         assert {one.id for one in await khook.watches()} == {one.id for one in (*watches, holding)}

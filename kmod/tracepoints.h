@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* trace - what perf, bpftrace and the probes see. */
+/* The macros are laid out as the kernel lays them out. */
+/* clang-format off */
 #undef TRACE_SYSTEM
 #define TRACE_SYSTEM khook
 
@@ -128,5 +130,5 @@ TRACE_EVENT(failopen,
 #undef TRACE_INCLUDE_PATH
 #undef TRACE_INCLUDE_FILE
 #define TRACE_INCLUDE_PATH .
-#define TRACE_INCLUDE_FILE trace
+#define TRACE_INCLUDE_FILE tracepoints
 #include <trace/define_trace.h>
