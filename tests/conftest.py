@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--guest-build",
         action="append",
-        choices=["none", "kmod", "kmod-selftest", "sim"],
+        default=[],
         metavar="NAME",
         help="what to build for the guests (repeatable; `none`); default: everything",
     )

@@ -34,4 +34,7 @@ def copy_checkout(target: Path, under: str = ".") -> None:
     for name in checkout_files(under):
         place = target / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(REPO / name, place, follow_symlinks=False)
+        try:
+            shutil.copy2(REPO / name, place, follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # an editor's temporary file, gone since it was listed

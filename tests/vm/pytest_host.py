@@ -33,6 +33,7 @@ SOAK_LIMIT_S = 14400.0
 TEST_LIMIT_S = 600.0
 # A serial line under emulation, on a busy host, with a trace or two on it.
 CONSOLE_LAG_S = 10.0
+STOP_LIMIT_S = 15.0
 _RUN = pytest.StashKey["GuestRun"]()
 _RUNS = pytest.StashKey["list[GuestRun]"]()
 
@@ -88,7 +89,7 @@ class GuestRun:
     def reports(self, item: GuestItem, config: pytest.Config) -> Iterator[pytest.TestReport]:
         """Give the reports of `item` as the guest makes them; a failure if it makes none."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._live, name=f"guest-{self._guest.key}")
+            self._thread = threading.Thread(target=self._live, name=f"guest-{self._guest.key}", daemon=True)
             self._thread.start()
         given = 0
         while True:
@@ -112,10 +113,13 @@ class GuestRun:
             yield failure(item.nodeid, item.location, text, "call", lost=True)
 
     def stop(self, reason: str) -> None:
-        """End the guest if it lives, and wait for its end."""
+        """End the guest if it lives, and wait for its end.
+
+        An image or a module that is being built is not waited for long: its commands die with this process.
+        """
         self._watchdog.give_up(reason)
         if self._thread:
-            self._thread.join()
+            self._thread.join(timeout=STOP_LIMIT_S)
 
     def _take_event(self) -> None:
         event = self._events.get()
@@ -232,6 +236,14 @@ def chosen_kernels(options: Sequence[str], environment: Mapping[str, str]) -> li
     return [key for key in GUESTS if not asked or key in asked]
 
 
+def chosen_variants(options: Sequence[str]) -> list[str]:
+    """Return the builds to take along; `none` is none. Raises pytest.UsageError for one that is not there."""
+    unknown = [name for name in options if name not in (*VARIANTS, "none")]
+    if unknown:
+        raise pytest.UsageError(f"no build {', '.join(unknown)}; there are {', '.join(VARIANTS)}, and none")
+    return [name for name in VARIANTS if not options or name in options]
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Replace each guest test by one item a kernel, so that -k and -m see them; guests come last."""
@@ -256,7 +268,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if isinstance(item, GuestItem):
             groups.setdefault((item.kernel, item.guest_id if item.alone else None), []).append(item)
     runs = []
-    variants = session.config.getoption("--guest-build") or tuple(VARIANTS)
+    variants = chosen_variants(session.config.getoption("--guest-build"))
     for (kernel, _), group in groups.items():
         limit_s = session.config.getoption("--guest-limit") or (
             SOAK_LIMIT_S if any(item.soak for item in group) else LIMIT_S

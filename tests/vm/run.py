@@ -110,7 +110,7 @@ def boot(
     with ExitStack() as held:
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="boot-", dir=out_dir))
         if not interactive:
-            held.enter_context(slot())
+            held.enter_context(slot(stop=stop))
         disk = make_job_disk(image, builds, job, environment, extra_files or {}, Path(scratch))
         say(f"guest {guest.key}: boots {image.release} ({accelerator}{', icount' if icount else ''})")
         life = Life(

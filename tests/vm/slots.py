@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from tests.vm.host import HarnessError, cache_root, say
@@ -19,18 +19,23 @@ _POLL_S = 0.5
 
 
 @contextmanager
-def slot(count: int | None = None, wait_limit_s: float = WAIT_LIMIT_S) -> Iterator[int]:
+def slot(
+    count: int | None = None,
+    wait_limit_s: float = WAIT_LIMIT_S,
+    stop: Callable[[], str | None] | None = None,
+) -> Iterator[int]:
     """Hold one of the host's `count` slots (default: its cores) and give its number.
 
-    A slot is a lock on a file, so that it ends with its holder. Raises HarnessError after `wait_limit_s` seconds.
+    A slot is a lock on a file, so that it ends with its holder. Raises HarnessError after `wait_limit_s`
+    seconds, or when `stop` gives a reason.
     """
     home = cache_root() / "slots"
     home.mkdir(parents=True, exist_ok=True)
-    number_of_slots = count or os.cpu_count() or 1
+    slots = count or os.cpu_count() or 1
     deadline = time.monotonic() + wait_limit_s
     waited = False
     with ExitStack() as files:
-        handles = [files.enter_context((home / str(number)).open("w")) for number in range(number_of_slots)]
+        handles = [files.enter_context((home / str(number)).open("w")) for number in range(slots)]
         while True:
             for number, handle in enumerate(handles):
                 try:
@@ -39,11 +44,12 @@ def slot(count: int | None = None, wait_limit_s: float = WAIT_LIMIT_S) -> Iterat
                     continue
                 yield number
                 return
+            reason = stop() if stop else None
+            if reason:
+                raise HarnessError(f"no guest was started: {reason}")
             if time.monotonic() > deadline:
-                raise HarnessError(
-                    f"no guest slot within {wait_limit_s:.0f} s: {number_of_slots} guests run here"
-                )
+                raise HarnessError(f"no guest slot within {wait_limit_s:.0f} s: {slots} guests run here")
             if not waited:
-                say(f"waiting: {number_of_slots} guests run on this host already")
+                say(f"waiting: {slots} guests run on this host already")
                 waited = True
             time.sleep(_POLL_S)

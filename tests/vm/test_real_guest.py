@@ -20,6 +20,8 @@ from tests.vm.pytest_host import chosen_kernels
 from tests.vm.run import FAULT_STATUS, LOST_STATUS, LostGuest, Result, boot
 
 LIMIT_S = 150.0
+# Of a whole command: it may wait for other guests on this host.
+WAIT_S = 1200.0
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +64,16 @@ def test_status_output_files_environment_and_faults_come_back(kernel: str, tmp_p
 
 
 def test_a_job_past_its_limit_is_lost_in_time_and_its_files_come_back(kernel: str, tmp_path: Path) -> None:
-    began = time.monotonic()
+    looks: list[float] = []
     with pytest.raises(LostGuest, match="exceeded its limit") as caught:
-        run(kernel, tmp_path, "echo kept >$RESULTS/file; exec sleep 600", timeout_s=60)
-    assert time.monotonic() - began < 75
+        run(
+            kernel,
+            tmp_path,
+            "echo kept >$RESULTS/file; exec sleep 600",
+            timeout_s=60,
+            stop=lambda: looks.append(time.monotonic()),
+        )
+    assert looks[-1] - looks[0] < 61
     assert (caught.value.results_dir / "file").read_text() == "kept\n"
     assert "Show Blocked State" in caught.value.console_path.read_text()
 
@@ -144,7 +152,7 @@ def test_guest_tests_are_reported_one_by_one_whatever_becomes_of_the_guest(
         capture_output=True,
         text=True,
         check=False,
-        timeout=2 * LIMIT_S,
+        timeout=WAIT_S,
     )
     seen: dict[str, list[str]] = {}
     for name, word in re.findall(r"::(test_\w+)\[[\w.]+\] ([A-Z]+) +\[", done.stdout):
@@ -165,7 +173,7 @@ def command(kernel: str, out_dir: Path, script: str) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         check=False,
-        timeout=LIMIT_S,
+        timeout=WAIT_S,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.vm.console import Fault
 from tests.vm.outcomes import Outcomes, failure, fault_text, lost_text, strict_skip
-from tests.vm.pytest_host import TEST_LIMIT_S, Console, Watchdog, chosen_kernels
+from tests.vm.pytest_host import TEST_LIMIT_S, Console, Watchdog, chosen_kernels, chosen_variants
 
 LOCATION = ("tests/guest/test_x.py", 3, "test_x")
 
@@ -146,3 +146,11 @@ def test_kernels_come_from_options_then_environment_then_the_table() -> None:
     assert chosen_kernels(["6.12"], {"SPOTGPU_KERNELS": "7.x"}) == ["6.12"]
     with pytest.raises(pytest.UsageError, match=r"5\.4"):
         chosen_kernels(["5.4"], {})
+
+
+def test_builds_are_all_some_or_none() -> None:
+    assert chosen_variants([]) == ["kmod", "kmod-selftest", "sim"]
+    assert chosen_variants(["sim"]) == ["sim"]
+    assert chosen_variants(["none"]) == []
+    with pytest.raises(pytest.UsageError, match="nonsense"):
+        chosen_variants(["nonsense"])

@@ -19,5 +19,7 @@ def test_a_slot_is_held_by_one_and_free_afterwards() -> None:
         assert {first, second} == {0, 1}
         with pytest.raises(HarnessError, match="2 guests run here"), slot(2, wait_limit_s=0.1):
             pass
+        with pytest.raises(HarnessError, match="interrupted"), slot(2, stop=lambda: "interrupted"):
+            pass
     with slot(2) as number:
         assert number == 0

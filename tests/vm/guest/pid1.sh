@@ -68,7 +68,8 @@ SPOTGPU_EVENTS=$(port events)
 export SPOTGPU_EVENTS
 if [ "$SOFT_LIMIT" -gt 0 ]; then
 	(
-		sleep "$SOFT_LIMIT"
+		# The limit counts from the kernel's start, as the host's does.
+		sleep $((SOFT_LIMIT - $(cut -d. -f1 /proc/uptime)))
 		tell "late $SOFT_LIMIT"
 		# Blocked tasks go to the console, which is all that is left of a guest that hangs.
 		dmesg -n 7
