@@ -19,6 +19,8 @@ from tests.vm.life import Ended, Life, Tail
 
 def live(out_dir: Path, script: str, **options: Any) -> Ended:
     defaults: dict[str, Any] = {"timeout_s": 20, "beats": True, "stream": False, "interactive": False}
+    for port in ("control.log", "events.log"):
+        (out_dir / port).unlink(missing_ok=True)
     watcher = Life("6.12", out_dir, **{**defaults, **options})
     return watcher.watch(["sh", "-c", f"cd {out_dir}; {script}"])
 
@@ -48,11 +50,11 @@ def test_the_limit_ends_the_guest(tmp_path: Path) -> None:
 def test_a_guest_that_does_not_boot_or_falls_silent_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "BOOT_LIMIT_S", 0.5)
-    monkeypatch.setattr(life, "SILENCE_LIMIT_S", 0.5)
+    monkeypatch.setattr(life, "BOOT_LIMIT_S", 2.0)
+    monkeypatch.setattr(life, "SILENCE_LIMIT_S", 2.0)
     assert "did not boot" in str(live(tmp_path, "exec sleep 60").lost)
     assert "silent" in str(live(tmp_path, "echo job 1.0 >>control.log; exec sleep 60").lost)
-    beating = "echo job 1.0 >>control.log; for i in 1 2 3 4 5 6; do sleep 0.2; echo beat >>control.log; done"
+    beating = "echo job 1.0 >>control.log; for i in 1 2 3 4 5 6; do sleep 0.5; echo beat >>control.log; done"
     assert live(tmp_path, f"{beating}; echo exit 0 >>control.log") == Ended(0, None)
 
 
