@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo, in the guest: spot containers on owners' simulated GPUs, a real agent, and owners that come back.
+"""The demo, in the guest: spot containers on owners' simulated GPUs, a real agent, owners that come back.
 
-Shows what happens as it happens: khook's own events (kernel clock) and the agent's log.
+Shows what happens as it happens, as the agent's log tells it.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ static int audit_show(struct seq_file *out, void *v)
 	struct nvsim_audit record;
 
 	if (v == SEQ_START_TOKEN) {
-		seq_puts(out, "ktime_ns tgid tid cgroup gpu cmd class foreign_handles foreign_bytes result\n");
+		seq_puts(out,
+			 "ktime_ns tgid tid cgroup gpu cmd class foreign_handles foreign_bytes result\n");
 		return 0;
 	}
 	spin_lock(&ring_lock);

@@ -52,8 +52,8 @@ static int client_publish(struct nvsim_client *client, u32 *handle)
 
 	if (*handle)
 		return xa_insert(&clients, *handle, client, GFP_KERNEL);
-	err = xa_alloc_cyclic(&clients, handle, client, XA_LIMIT(FIRST_HANDLE, FIRST_HANDLE + 0xffff),
-			      &next, GFP_KERNEL);
+	err = xa_alloc_cyclic(&clients, handle, client,
+			      XA_LIMIT(FIRST_HANDLE, FIRST_HANDLE + 0xffff), &next, GFP_KERNEL);
 	return err < 0 ? err : 0;
 }
 

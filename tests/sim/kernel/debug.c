@@ -183,11 +183,13 @@ static int gpus_show(struct seq_file *out, void *unused)
 	struct nvsim_gpu *gpu;
 	int i;
 
-	seq_puts(out, "gpu uuid pci numa total used leaked contexts handles utilisation block stuck lost\n");
+	seq_puts(out,
+		 "gpu uuid pci numa total used leaked contexts handles utilisation block stuck lost\n");
 	mutex_lock(&nvsim_state);
 	for (i = 0; i < nvsim_gpu_count; i++) {
 		gpu = &nvsim_gpus[i];
-		seq_printf(out, "%d GPU-%pUb %04x:%02x:%02x.0 %d %llu %llu %llu %u %u %u %d %d %d\n", i,
+		seq_printf(out,
+			   "%d GPU-%pUb %04x:%02x:%02x.0 %d %llu %llu %llu %u %u %u %d %d %d\n", i,
 			   &gpu->uuid, gpu->domain, gpu->bus, gpu->slot, gpu->numa_node,
 			   gpu->memory_bytes, gpu->used_bytes, gpu->leaked_bytes, gpu->contexts,
 			   handles_count(gpu), nvsim_engine_utilisation(gpu), READ_ONCE(gpu->block),

@@ -102,7 +102,8 @@ static bool ring_serve(struct nvsim_object *channel, struct nvsim_doorbell *bell
 		status = launch_run(channel, &launch);
 		if (status != NV_OK && !READ_ONCE(bell->status))
 			WRITE_ONCE(bell->status, status);
-		smp_store_release(&bell->get, ++get); /* the result is there before the owner looks */
+		/* The result is there before the owner looks. */
+		smp_store_release(&bell->get, ++get);
 	}
 	return n;
 }

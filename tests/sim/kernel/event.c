@@ -42,7 +42,8 @@ static void event_push(struct nvsim_file *nvfile, const struct nvsim_event_read 
 			nvfile->event_head = (nvfile->event_head + 1) % NVSIM_EVENTS;
 			nvfile->event_count--;
 		}
-		nvfile->events[(nvfile->event_head + nvfile->event_count++) % NVSIM_EVENTS] = *event;
+		nvfile->events[(nvfile->event_head + nvfile->event_count++) % NVSIM_EVENTS] =
+			*event;
 	}
 	spin_unlock(&nvfile->event_lock);
 	if (wanted)
@@ -59,8 +60,8 @@ void nvsim_event_xid(struct nvsim_gpu *gpu, u64 xid)
 	};
 	struct nvsim_file *nvfile;
 
-	pr_info("NVRM: Xid (PCI:%04x:%02x:%02x): %llu, simulated\n", gpu->domain, gpu->bus, gpu->slot,
-		xid);
+	pr_info("NVRM: Xid (PCI:%04x:%02x:%02x): %llu, simulated\n", gpu->domain, gpu->bus,
+		gpu->slot, xid);
 	mutex_lock(&nvsim_state);
 	list_for_each_entry(nvfile, &nvsim_files, list)
 		event_push(nvfile, &event);

@@ -23,7 +23,8 @@ MODULE_PARM_DESC(reserved_mib, "memory of each GPU used when nobody uses it, in 
 static char *uuids[NVSIM_MAX_GPUS];
 static int uuids_given;
 module_param_array(uuids, charp, &uuids_given, 0444);
-MODULE_PARM_DESC(uuids, "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx of each GPU; made from `seed` by default");
+MODULE_PARM_DESC(
+	uuids, "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx of each GPU; made from `seed` by default");
 
 static unsigned int seed = 1;
 module_param(seed, uint, 0444);
@@ -126,7 +127,8 @@ static int gpu_check_unique(int index)
 	for (i = 0; i < index; i++) {
 		if (uuid_equal(&nvsim_gpus[i].uuid, &nvsim_gpus[index].uuid) ||
 		    nvsim_gpu_id(&nvsim_gpus[i]) == nvsim_gpu_id(&nvsim_gpus[index])) {
-			pr_err("nvsim: GPUs %d and %d have the same UUID or PCI address\n", i, index);
+			pr_err("nvsim: GPUs %d and %d have the same UUID or PCI address\n", i,
+			       index);
 			return -EINVAL;
 		}
 	}

@@ -15,7 +15,8 @@
 /* A token is an offset: its number above the pages of the largest object. */
 #define TOKEN_SHIFT 28
 
-static struct nvsim_object *mappable_find(struct nvsim_file *ctl, const struct nv_rm_map_memory *args)
+static struct nvsim_object *mappable_find(struct nvsim_file *ctl,
+					  const struct nv_rm_map_memory *args)
 {
 	struct nvsim_client *client = nvsim_client_find(ctl, args->client);
 	struct nvsim_object *object;
@@ -34,7 +35,8 @@ static u32 token_put(struct nvsim_file *nvfile, struct nvsim_object *object, u64
 {
 	u32 token;
 
-	if (xa_alloc(&nvfile->mappings, &token, object, XA_LIMIT(1, NVSIM_MAX_MAPPINGS), GFP_KERNEL))
+	if (xa_alloc(&nvfile->mappings, &token, object, XA_LIMIT(1, NVSIM_MAX_MAPPINGS),
+		     GFP_KERNEL))
 		return NV_ERR_INSUFFICIENT_RESOURCES;
 	*offset = (u64)token << (TOKEN_SHIFT + PAGE_SHIFT);
 	return NV_OK;

@@ -18,7 +18,8 @@ MODULE_PARM_DESC(ctx_mib, "memory of a context in MiB, taken by its vaspace");
 
 static unsigned int async_free_ms;
 module_param(async_free_ms, uint, 0644);
-MODULE_PARM_DESC(async_free_ms, "delay after a finished teardown until the memory figure drops, in ms");
+MODULE_PARM_DESC(async_free_ms,
+		 "delay after a finished teardown until the memory figure drops, in ms");
 
 static void reap(struct work_struct *work);
 static DECLARE_DELAYED_WORK(reaper, reap);

@@ -186,8 +186,8 @@ void nvsim_client_destroy_all(struct nvsim_file *nvfile);
 void nvsim_client_exit(void);
 
 /* object.c */
-struct nvsim_object *nvsim_object_new(struct nvsim_client *client, struct nvsim_gpu *gpu, u32 handle,
-				      u32 parent, u32 class);
+struct nvsim_object *nvsim_object_new(struct nvsim_client *client, struct nvsim_gpu *gpu,
+				      u32 handle, u32 parent, u32 class);
 u32 nvsim_object_add(struct nvsim_object *object);
 struct nvsim_object *nvsim_object_find(struct nvsim_client *client, u32 handle);
 void nvsim_object_put(struct nvsim_object *object);

@@ -32,8 +32,7 @@
 #define NV_ESC_SYS_PARAMS 214
 #define NV_ESC_WAIT_OPEN_COMPLETE 218
 
-#define NV_IOCTL(number, type) \
-	_IOC(_IOC_READ | _IOC_WRITE, NV_IOCTL_MAGIC, (number), sizeof(type))
+#define NV_IOCTL(number, type) _IOC(_IOC_READ | _IOC_WRITE, NV_IOCTL_MAGIC, (number), sizeof(type))
 
 /* UVM commands are bare numbers, no _IOC encoding. */
 #define UVM_INITIALIZE 0x30000001

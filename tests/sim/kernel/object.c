@@ -13,8 +13,8 @@ MODULE_PARM_DESC(backing_mib, "host memory that may stand in for touched device 
 static atomic_long_t backing_pages = ATOMIC_LONG_INIT(0);
 
 /* The caller gives the GPU and, if any, the charge and size. */
-struct nvsim_object *nvsim_object_new(struct nvsim_client *client, struct nvsim_gpu *gpu, u32 handle,
-				      u32 parent, u32 class)
+struct nvsim_object *nvsim_object_new(struct nvsim_client *client, struct nvsim_gpu *gpu,
+				      u32 handle, u32 parent, u32 class)
 {
 	struct nvsim_object *object = kzalloc(sizeof(*object), GFP_KERNEL);
 
@@ -168,6 +168,5 @@ void nvsim_object_teardown(struct nvsim_client *client, u32 root, bool closing)
 		}
 	}
 	nvsim_fault_wait_teardown(gpus, contexts, bytes, closing);
-	xa_for_each_marked(&client->objects, index, object, XA_MARK_1)
-		object_unlink(object);
+	xa_for_each_marked(&client->objects, index, object, XA_MARK_1) object_unlink(object);
 }

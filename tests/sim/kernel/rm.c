@@ -245,7 +245,8 @@ static const struct escape *escape_find(unsigned int number)
 	return NULL;
 }
 
-static long escape_run(struct nvsim_file *nvfile, unsigned int number, void __user *user, size_t size)
+static long escape_run(struct nvsim_file *nvfile, unsigned int number, void __user *user,
+		       size_t size)
 {
 	const struct escape *escape = escape_find(number);
 	u64 small[32];

@@ -107,15 +107,16 @@ struct uvm_command {
 	bool first; /* allowed before UVM_INITIALIZE */
 };
 
-#define COMMAND(number, type, function, uuid, count, early)                             \
-	{                                                                               \
-		.cmd = (number), .size = sizeof(struct type), .run = (function),        \
-		.status_at = offsetof(struct type, status), .uuid_at = (uuid),          \
-		.counter = (count), .first = (early)                                    \
+#define COMMAND(number, type, function, uuid, count, early)                                        \
+	{                                                                                          \
+		.cmd = (number), .size = sizeof(struct type), .run = (function),                   \
+		.status_at = offsetof(struct type, status), .uuid_at = (uuid), .counter = (count), \
+		.first = (early)                                                                   \
 	}
 
 static const struct uvm_command commands[] = {
-	COMMAND(UVM_INITIALIZE, uvm_initialize, run_initialize, NO_UUID, NVSIM_UVM_INITIALIZE, true),
+	COMMAND(UVM_INITIALIZE, uvm_initialize, run_initialize, NO_UUID, NVSIM_UVM_INITIALIZE,
+		true),
 	COMMAND(UVM_DEINITIALIZE, uvm_deinitialize, run_deinitialize, NO_UUID,
 		NVSIM_UVM_DEINITIALIZE, true),
 	COMMAND(UVM_MM_INITIALIZE, uvm_mm_initialize, run_mm_initialize, NO_UUID,
@@ -123,7 +124,8 @@ static const struct uvm_command commands[] = {
 	COMMAND(UVM_REGISTER_GPU, uvm_register_gpu, run_register_gpu,
 		offsetof(struct uvm_register_gpu, uuid), NVSIM_UVM_REGISTER_GPU, false),
 	COMMAND(UVM_REGISTER_GPU_VASPACE, uvm_register_gpu_vaspace, run_register_vaspace,
-		offsetof(struct uvm_register_gpu_vaspace, uuid), NVSIM_UVM_REGISTER_GPU_VASPACE, false),
+		offsetof(struct uvm_register_gpu_vaspace, uuid), NVSIM_UVM_REGISTER_GPU_VASPACE,
+		false),
 	COMMAND(UVM_REGISTER_CHANNEL, uvm_register_channel, run_register_channel,
 		offsetof(struct uvm_register_channel, uuid), NVSIM_UVM_REGISTER_CHANNEL, false),
 	COMMAND(UVM_MAP_EXTERNAL_ALLOCATION, uvm_map_external, run_map_external,
