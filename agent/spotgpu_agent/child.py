@@ -61,19 +61,37 @@ class Child:
         Raises:
             ChildError: it does not.
         """
-        process, ours = await asyncio.to_thread(self._spawn)
+        process, ours = await self._spawned()
         try:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)
-            running = _Running(process, reader, writer)
-            async with asyncio.timeout(START_S):
-                await self._exchange(running, {"op": "hello"})
-        except TimeoutError:
-            self._leave(process)
-            raise ChildError(f"{self.name} did not start in {START_S:g} s") from None
-        except (OSError, ChildError, asyncio.CancelledError):
+        except (OSError, asyncio.CancelledError):
+            ours.close()
             self._leave(process)
             raise
+        running = _Running(process, reader, writer)
+        greeted = False
+        try:
+            async with asyncio.timeout(START_S):
+                await self._exchange(running, {"op": "hello"})
+            greeted = True
+        except TimeoutError:
+            raise ChildError(f"{self.name} did not start in {START_S:g} s") from None
+        finally:
+            if not greeted:
+                writer.close()
+                self._leave(process)
         self._running = running
+
+    async def _spawned(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """A new process, made in a thread: an exec takes its time. A thread can't be broken off, so wait."""
+        spawning = asyncio.ensure_future(asyncio.to_thread(self._spawn))
+        try:
+            return await asyncio.shield(spawning)
+        except asyncio.CancelledError:
+            process, ours = await spawning
+            ours.close()
+            self._leave(process)
+            raise
 
     def pids(self) -> tuple[int, ...]:
         """Pids of this helper, living and left behind: what they have open is ours."""

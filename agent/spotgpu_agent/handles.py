@@ -39,8 +39,11 @@ _RDEV: Final = 128
 _MAPPING: Final = re.compile(rb"^(\S+) \S{3}([ps]) \S+ (\S+ [1-9].*)$", re.MULTILINE)
 _PF_KTHREAD: Final = 0x00200000  # include/linux/sched.h; such a task can never execute a program
 _GONE: Final = (FileNotFoundError, ProcessLookupError)
-# Files met in this scan (device, inode and name as maps has them) -> whether it is a node.
-Known = dict[bytes, bool]
+_NONE: Final[frozenset[int]] = frozenset()
+# A pid and the inode number of its directory in procfs, which is another one when the pid is another task's.
+Task = tuple[int, int]
+# Length and hash of a maps file, and the device numbers mapped by it.
+Mapped = tuple[tuple[int, int], frozenset[int]]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _buffer = ctypes.create_string_buffer(_STATX_SIZE)
@@ -79,7 +82,10 @@ def device_number(path: str, majors: Collection[int]) -> int | None:
 
 
 class Scan:
-    """Scans of one procfs. Remembers which pids are kernel threads, which are most of a node's.
+    """Scans of one procfs. Remembers what is dear to find out and can't have changed.
+
+    That is: which tasks are kernel threads; and what a process's mappings are, as long as the very text of
+    its maps is the same (device, inode, name and address of every mapping).
 
     Args:
         majors: of the vendor's nodes.
@@ -89,7 +95,8 @@ class Scan:
     def __init__(self, majors: Collection[int], proc: str = "/proc") -> None:
         self._majors = majors
         self._proc = proc
-        self._kernel: set[tuple[int, int]] = set()
+        self._kernel: set[Task] = set()
+        self._maps: dict[Task, Mapped] = {}
 
     def run(self, skip: Collection[int] = ()) -> list[Found]:
         """Every process that has a node with one of the majors open or mapped.
@@ -102,58 +109,105 @@ class Scan:
         Raises:
             OSError: a process can't be looked into; then nothing can be said.
         """
-        known: Known = {}
+        one = _Pass(self._proc, self._majors, self._maps)
         found = []
-        kernel: set[tuple[int, int]] = set()
-        for pid, inode in _pids(self._proc):
-            # A pid's directory has another inode number when the pid is another task's.
-            if (pid, inode) in self._kernel:
-                kernel.add((pid, inode))
-                continue
-            if pid in skip:
-                continue
-            try:
-                if _has_memory(f"{self._proc}/{pid}"):
-                    opened, mapped = self._numbers(pid, known)
-                elif self._is_kernel_thread(pid):
-                    kernel.add((pid, inode))
+        for task in _tasks(self._proc):
+            if task in self._kernel:
+                one.kernel.add(task)
+            elif task[0] not in skip:
+                try:
+                    opened, mapped = one.numbers(task)
+                    if opened or mapped:
+                        found.append(self._found(task[0], opened, mapped))
+                except _GONE:
                     continue
-                else:
-                    opened, mapped = self._others(pid, known)
-                if opened or mapped:
-                    found.append(self._found(pid, opened, mapped))
-            except _GONE:
-                continue
-        self._kernel = kernel
+        self._kernel, self._maps = one.kernel, one.maps
         return found
 
-    def _found(self, pid: int, opened: set[int], mapped: set[int]) -> Found:
+    def _found(self, pid: int, opened: frozenset[int], mapped: frozenset[int]) -> Found:
         path = f"{self._proc}/{pid}"
         return Found(pid, _comm(path), cgroup_of(path), tuple(sorted(opened | mapped)), bool(mapped - opened))
 
-    def _numbers(self, pid: int, known: Known) -> tuple[set[int], set[int]]:
-        path = f"{self._proc}/{pid}"
-        return _open_numbers(path, self._majors), _mapped_numbers(path, self._majors, known)
 
-    def _others(self, pid: int, known: Known) -> tuple[set[int], set[int]]:
-        """The first thread has ended; others may run on and have everything still."""
-        opened: set[int] = set()
-        mapped: set[int] = set()
-        for thread, _ in _pids(f"{self._proc}/{pid}/task"):
-            if thread != pid and _has_memory(f"{self._proc}/{thread}"):
-                more = self._numbers(thread, known)
-                opened |= more[0]
-                mapped |= more[1]
+class _Pass:
+    """One pass over procfs: what was known before it, and what is known after it."""
+
+    def __init__(self, proc: str, majors: Collection[int], maps: dict[Task, Mapped]) -> None:
+        self._proc = proc
+        self._majors = majors
+        self._maps_before = maps
+        self._known: dict[bytes, bool] = {}  # files met (as maps names them) -> whether it is a node
+        self.kernel: set[Task] = set()
+        self.maps: dict[Task, Mapped] = {}
+
+    def numbers(self, task: Task) -> tuple[frozenset[int], frozenset[int]]:
+        """Device numbers that a process has open, and that it has mapped."""
+        pid = task[0]
+        path = f"{self._proc}/{pid}"
+        files = os.listdir(f"{path}/fd")  # noqa: PTH208 - this runs for every process of the node, as all here
+        if files or _has_memory(path):
+            return self._open(path, files), self._mapped(path, task)
+        if self._is_kernel_thread(path):
+            self.kernel.add(task)
+            return _NONE, _NONE
+        # The first thread has ended; others may run on and have everything still.
+        opened, mapped = _NONE, _NONE
+        for thread in _tasks(f"{path}/task"):
+            other = f"{self._proc}/{thread[0]}"
+            if thread[0] != pid and _has_memory(other):
+                opened |= self._open(other, os.listdir(f"{other}/fd"))  # noqa: PTH208
+                mapped |= self._mapped(other, thread)
         return opened, mapped
 
-    def _is_kernel_thread(self, pid: int) -> bool:
-        with open(f"{self._proc}/{pid}/stat", "rb", buffering=0) as source:  # noqa: PTH123 - see below
+    def _open(self, path: str, files: list[str]) -> frozenset[int]:
+        numbers = set()
+        for name in files:
+            file = f"{path}/fd/{name}"
+            try:
+                # Sockets, pipes and anonymous files have names of the kernel's own, `socket:[1]`, and are no
+                # devices. A path is only a hint where to ask.
+                if os.readlink(file)[0] != "/":  # noqa: PTH115
+                    continue
+                number = device_number(file, self._majors)
+            except _GONE:
+                continue  # closed meanwhile
+            if number is not None:
+                numbers.add(number)
+        return frozenset(numbers)
+
+    def _mapped(self, path: str, task: Task) -> frozenset[int]:
+        with open(f"{path}/maps", "rb", buffering=0) as source:  # noqa: PTH123
+            text = source.readall()
+        name = (len(text), hash(text))
+        before = self._maps_before.get(task)
+        if before is None or before[0] != name:
+            before = (name, self._mapped_numbers(path, text))
+        self.maps[task] = before
+        return before[1]
+
+    def _mapped_numbers(self, path: str, text: bytes) -> frozenset[int]:
+        numbers = set()
+        for where, sharing, file in _MAPPING.findall(text):
+            # Private mappings are mostly libraries of many processes; shared ones are few, none is skipped.
+            if sharing == b"p" and self._known.get(file) is False:
+                continue
+            try:
+                number = device_number(f"{path}/map_files/{_trimmed(where)}", self._majors)
+            except _GONE:
+                continue  # unmapped meanwhile
+            self._known[file] = number is not None
+            if number is not None:
+                numbers.add(number)
+        return frozenset(numbers)
+
+    def _is_kernel_thread(self, path: str) -> bool:
+        with open(f"{path}/stat", "rb", buffering=0) as source:  # noqa: PTH123
             fields = source.readall().rpartition(b")")[2].split()
         return bool(int(fields[6]) & _PF_KTHREAD)
 
 
-def _pids(folder: str) -> Iterator[tuple[int, int]]:
-    """Pids of a directory of procfs, each with the inode number of its own directory."""
+def _tasks(folder: str) -> Iterator[Task]:
+    """The tasks of a directory of procfs."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.isdecimal():
@@ -162,45 +216,10 @@ def _pids(folder: str) -> Iterator[tuple[int, int]]:
 
 def _has_memory(path: str) -> bool:
     try:
-        os.readlink(f"{path}/exe")  # noqa: PTH115 - this runs for every process of the node, here and below
+        os.readlink(f"{path}/exe")  # noqa: PTH115
     except FileNotFoundError:
         return False
     return True
-
-
-def _open_numbers(path: str, majors: Collection[int]) -> set[int]:
-    numbers = set()
-    folder = f"{path}/fd/"
-    for name in os.listdir(folder):  # noqa: PTH208
-        try:
-            # Sockets, pipes and anonymous files have names of the kernel's own, `socket:[1]`, and are no
-            # devices. A path is only a hint where to ask.
-            if os.readlink(folder + name)[0] != "/":  # noqa: PTH115
-                continue
-            number = device_number(folder + name, majors)
-        except _GONE:
-            continue  # closed meanwhile
-        if number is not None:
-            numbers.add(number)
-    return numbers
-
-
-def _mapped_numbers(path: str, majors: Collection[int], known: Known) -> set[int]:
-    with open(f"{path}/maps", "rb", buffering=0) as source:  # noqa: PTH123
-        text = source.readall()
-    numbers = set()
-    for where, sharing, file in _MAPPING.findall(text):
-        # Private mappings are mostly libraries of many processes; shared ones are few, and none is skipped.
-        if sharing == b"p" and known.get(file) is False:
-            continue
-        try:
-            number = device_number(f"{path}/map_files/{_trimmed(where)}", majors)
-        except _GONE:
-            continue  # unmapped meanwhile
-        known[file] = number is not None
-        if number is not None:
-            numbers.add(number)
-    return numbers
 
 
 def _trimmed(where: bytes) -> str:

@@ -72,6 +72,17 @@ class Touch:
         """Whether it has not ended."""
         return self.process.poll() is None
 
+    def ready(self) -> None:
+        """With --wait: wait until it has everything open."""
+        assert self.process.stdout
+        assert self.process.stdout.readline().strip() == "ready"
+
+    def go(self) -> None:
+        """With --wait: let it make its call."""
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
     def result(self, limit_s: float = STEP_LIMIT_S) -> dict[str, Any]:
         """Wait for it; the one call as nvcall saw it: start_ns, end_ns, result, errno, status."""
         out, err = self.process.communicate(timeout=limit_s)
@@ -170,7 +181,8 @@ class Rig:
         """Start a program that is in the cgroup from its first instruction."""
         enter = 'echo 0 >"$0/cgroup.procs" && exec "$@"'
         command = ["/bin/sh", "-c", enter, str(cgroup), *map(str, argv)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
         self._processes.append(process)
         return process
 

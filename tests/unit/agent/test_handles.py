@@ -187,6 +187,33 @@ def test_a_shared_library_is_looked_at_once_but_a_shared_mapping_always(tmp_path
     assert [found.pid for found in Scan(MAJORS, str(tmp_path)).run()] == [6]
 
 
+def test_mappings_are_asked_again_when_the_maps_or_the_task_changed(tmp_path: Path) -> None:
+    def make(target: str) -> Path:
+        one = tmp_path / "5"
+        (one / "fd").mkdir(parents=True)
+        (one / "exe").symlink_to("/bin/true")
+        (one / "maps").write_bytes(MAPS)
+        (one / "comm").write_text("mapper\n")
+        (one / "cgroup").write_text("0::/x\n")
+        (one / "map_files").mkdir()
+        (one / "map_files" / "7f0000004000-7f0000005000").symlink_to(target)
+        return one
+
+    scan = Scan(MAJORS, str(tmp_path))
+    one = make("/etc/passwd")
+    assert scan.run() == []
+    link = one / "map_files" / "7f0000004000-7f0000005000"
+    link.unlink()
+    link.symlink_to("/dev/zero")
+    (one / "maps").write_bytes(MAPS + b"7f0000006000-7f0000007000 rw-p 00000000 00:00 0\n")
+    assert seen(scan.run()) == [(5, (ZERO,), True)]
+    link.unlink()
+    assert seen(scan.run()) == [(5, (ZERO,), True)], "the same maps: known without asking"
+    one.rename(tmp_path / "old")
+    make("/etc/passwd")
+    assert scan.run() == [], "another task with this pid is nobody we know"
+
+
 def test_device_numbers() -> None:
     assert device_number("/dev/null", MAJORS) == NULL
     assert device_number("/dev/null", {195}) is None
