@@ -44,6 +44,8 @@ enum khook_join {
 	KHOOK_JOIN_HELD,
 };
 
+extern u32 khook_hold_limit;
+
 int khook_hold(struct khook_gate *gate, struct file *file, unsigned int cmd, unsigned long arg);
 u32 khook_hold_total(void);
 void khook_caller_init(struct khook_caller *caller);

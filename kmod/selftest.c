@@ -220,6 +220,25 @@ static void khook_test_blocks(struct khook_watch *w, struct khook_hold *h)
 	KHOOK_EXPECT(!khook_watch_release(w, 0) && w->state == KHOOK_WATCH_OPEN);
 }
 
+/* A full table never stops an owner. */
+static void khook_test_overflows(struct khook_watch *w, struct khook_hold *a, struct khook_hold *b)
+{
+	struct khook_return done;
+
+	a->caller.class = KHOOK_CLASS_COMPUTE;
+	khook_test_set_state(w, KHOOK_WATCH_WATCHING);
+	khook_hold_limit = 0;
+	KHOOK_EXPECT(khook_watch_join(w, a, true) == KHOOK_JOIN_OVERFLOW);
+	KHOOK_EXPECT(w->state == KHOOK_WATCH_WATCHING && !khook_hold_total());
+	khook_hold_limit = 1;
+	KHOOK_EXPECT(khook_watch_join(w, a, true) == KHOOK_JOIN_FIRST);
+	KHOOK_EXPECT(khook_watch_join(w, b, false) == KHOOK_JOIN_OVERFLOW);
+	KHOOK_EXPECT(w->nr_holds == 1 && w->ret.holds == 1 && khook_hold_total() == 1);
+	khook_hold_limit = KHOOK_MAX_HOLDS;
+	KHOOK_EXPECT(khook_watch_finish(w, 0, KHOOK_OUTCOME_RELEASED, &done));
+	KHOOK_EXPECT(khook_watch_leave(w, a) == KHOOK_VERDICT_GO && !khook_hold_total());
+}
+
 static void khook_test_life_of(struct khook_watch *w, struct khook_hold *holds,
 			       struct khook_gate *gate)
 {
@@ -230,6 +249,7 @@ static void khook_test_life_of(struct khook_watch *w, struct khook_hold *holds,
 	khook_test_passes(w, &holds[0]);
 	khook_test_holds(w, &holds[0], &holds[1]);
 	khook_test_blocks(w, &holds[0]);
+	khook_test_overflows(w, &holds[0], &holds[1]);
 	khook_test_set_state(w, KHOOK_WATCH_OPEN);
 }
 

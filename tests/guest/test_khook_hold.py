@@ -329,7 +329,7 @@ async def test_stop_and_continue_are_transparent(rig: Rig) -> None:
         call = rig.call(owner)
         await held(khook, watching.id)
         (tid,) = call.threads()
-        assert call.state(tid) == "S"
+        await until(lambda: call.state(tid) == "S", "it sleeps, where signals reach it")
         call.process.send_signal(signal.SIGSTOP)
         await until(lambda: call.state(tid) == "T", "it is stopped")
         await held(khook, watching.id, 0)
@@ -543,6 +543,21 @@ async def test_descendants_of_a_cgroup_are_held(rig: Rig) -> None:
         call = rig.call(deep)
         hold = await next_hold(khook.events())
         assert (hold.watch, hold.caller.cgroup) == (watching.id, deep.stat().st_ino)
+        await khook.release(watching.id)
+        assert (await call.result())["errors"] == 0
+
+
+@in_loop
+async def test_a_cgroup_sixty_levels_deep_is_held(rig: Rig) -> None:
+    path = rig.cgroup("d")
+    for _ in range(62):
+        path = rig.cgroup("d", path)
+    async with agent() as khook:
+        await arm(khook)
+        watching = await watch(khook, path)
+        assert (await rig.call(path.parent).result())["errors"] == 0
+        call = rig.call(path)
+        await held(khook, watching.id)
         await khook.release(watching.id)
         assert (await call.result())["errors"] == 0
 
