@@ -20,6 +20,7 @@ from spotgpu_agent.clock import Clock
 from spotgpu_agent.config import Config
 from spotgpu_agent.core import step
 from spotgpu_agent.effects import Effects
+from spotgpu_agent.errors import BackendError, PlatformError
 from spotgpu_agent.handback import HandBacks
 from spotgpu_agent.logs import bind
 from spotgpu_agent.metrics import Metrics
@@ -95,12 +96,17 @@ class Runner:
             ready: called once everything is armed.
 
         Raises:
-            BackendError, PlatformError: attaching or arming failed. In an ExceptionGroup: something later.
+            BackendError, PlatformError: attaching or arming failed; in an ExceptionGroup: something later.
         """
         config, backend = self._node.config, self._node.backend
         returns = await backend.attach(config.orphan_ms, config.heartbeat_ms)
         _log.info("attached", extra={"adopted": returns})
-        await arm_gates(backend, self._node.nodes)
+        try:
+            await arm_gates(backend, self._node.nodes)
+        except BackendError as error:
+            # A gate that was armed before this one is no harm: it is untouched while nothing is watched.
+            remedy = error.remedy or "see the kernel log and `spotgpu doctor`"
+            raise PlatformError(f"a gate can't be armed: {error.message}", error.field, remedy) from error
         self._writer = Writer(config.state_dir / FILE_NAME, _state_failed)
         loop = asyncio.get_running_loop()
         follower = self._effects.follower

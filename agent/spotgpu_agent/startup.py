@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from spotgpu_agent import cgroup
@@ -28,6 +29,8 @@ from spotgpu_agent.scanner import Scanner
 from spotgpu_agent.vendor import VENDORS, Node, Numbers
 
 OLDEST_KERNEL: Final = (6, 1)
+PIDNS: Final = Path("/proc/self/ns/pid")
+INITIAL_PIDNS: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 
 @dataclass(slots=True)
@@ -61,6 +64,20 @@ def check_kernel(release: str) -> None:
         raise PlatformError(f"Linux {release} is not supported", "kernel", f"run Linux {oldest} or later")
 
 
+def check_pid_namespace(number: int) -> None:
+    """The agent sees every process of the node.
+
+    Args:
+        number: inode number of its pid namespace.
+
+    Raises:
+        PlatformError: it runs in a pid namespace below.
+    """
+    if number != INITIAL_PIDNS:
+        message = "the agent does not see the node's processes"
+        raise PlatformError(message, str(PIDNS), "run it in the host's pid namespace (hostPID: true)")
+
+
 @asynccontextmanager
 async def opened(config: Config, clock: Clock, abandoned: Callable[[], None]) -> AsyncIterator[NodeAccess]:
     """Look at everything and have it open for the length of a `with`.
@@ -76,6 +93,7 @@ async def opened(config: Config, clock: Clock, abandoned: Callable[[], None]) ->
         StateError: the state file can't be used.
     """
     check_kernel(os.uname().release)
+    check_pid_namespace(PIDNS.stat().st_ino)
     cgroup.check_unified()
     vendor = VENDORS[config.vendor]()
     nodes = vendor.nodes()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spotgpu_agent.errors import PlatformError
-from spotgpu_agent.startup import check_kernel
+from spotgpu_agent.startup import INITIAL_PIDNS, check_kernel, check_pid_namespace
 from spotgpu_agent.vendor import Node, Nvidia
 
 
@@ -25,6 +25,14 @@ def test_older_kernels_are_refused_with_a_remedy(release: str) -> None:
     assert caught.value.field == "kernel"
     assert caught.value.remedy == "run Linux 6.1 or later"
     assert caught.value.exit_status == 2
+
+
+def test_an_agent_that_cannot_see_the_nodes_processes_is_refused() -> None:
+    check_pid_namespace(INITIAL_PIDNS)
+    with pytest.raises(PlatformError, match="does not see") as caught:
+        check_pid_namespace(4026532000)
+    assert caught.value.remedy
+    assert "hostPID" in caught.value.remedy
 
 
 def test_device_numbers_of_the_driver(tmp_path: Path) -> None:
