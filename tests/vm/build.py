@@ -79,9 +79,13 @@ def build_checked(image: Image, variables: Sequence[str]) -> None:
         _cached_build(image, checked, f"{image.guest.key}-{variant.name}-checked", _refuse_warnings)
 
 
+def warnings_in(log: str) -> list[str]:
+    """Return the lines of a build's log in which gcc, sparse or modpost warn of our code."""
+    return [line for line in log.splitlines() if _WARNING.search(line) and not _NOT_OURS.search(line)]
+
+
 def _refuse_warnings(variant: Variant, log: Path) -> None:
-    lines = log.read_text(errors="replace").splitlines()
-    warnings = [line for line in lines if _WARNING.search(line) and not _NOT_OURS.search(line)]
+    warnings = warnings_in(log.read_text(errors="replace"))
     if warnings:
         shown = "\n".join(warnings)
         raise HarnessError(f"{variant.name} with {' '.join(variant.variables)}: warnings\n{shown}")
