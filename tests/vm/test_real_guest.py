@@ -178,7 +178,7 @@ def command(kernel: str, out_dir: Path, script: str) -> subprocess.CompletedProc
 
 
 def test_a_panic_is_a_lost_guest_with_its_console(kernel: str, tmp_path: Path) -> None:
-    lost = command(kernel, tmp_path, "echo before; echo c >/proc/sysrq-trigger; sleep 60")
+    lost = command(kernel, tmp_path, "echo before; sleep 1; echo c >/proc/sysrq-trigger; sleep 60")
     assert (lost.returncode, lost.stdout) == (LOST_STATUS, "before\n")
     assert "lost: guest lost: kernel panic" in lost.stderr
     assert "sysrq_handle_crash" in lost.stderr
