@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that has a GPU mapped and nothing of it open: a doorbell page outlives the descriptors it came from."""
+"""A process with a GPU mapped and nothing of it open: a doorbell page outlives its descriptors."""
 
 from __future__ import annotations
 
