@@ -34,19 +34,12 @@ from spotgpu_agent.tracing import HandBackTrace
 
 SAVE_S: Final = 0.05  # after the change: not among the first things of a hand-back
 CLOSE_S: Final = 2.0
-# Reasons that come with every sample, or say what is known.
+# Reasons that come with every sample, or say what is known: for debugging.
 _QUIET: Final = frozenset(
-    {
-        "containers",
-        "handles-held",
-        "hold-known",
-        "idle",
-        "memory-in-use",
-        "owner-active",
-        "sample-unused",
-        "stale",
-    }
+    {"containers", "handles-held", "hold-known", "idle", "memory-in-use", "sample-unused", "stale"}
 )
+# Why a device is not lendable: told when it changes.
+_BUSY: Final = frozenset({"device-working", "idle", "owner-active", "stranger-active", "usage-unknown"})
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +74,7 @@ class Runner:
         self._writer: Writer | None = None
         self._recorder = Recorder(node.config.record, self._state) if node.config.record else None
         self._not_ready: str | None = "starting"
+        self._busy: dict[str, str] = {}  # owner -> why its devices are not lendable
 
     def state(self) -> State:
         """The core's state of this moment."""
@@ -197,6 +191,9 @@ class Runner:
 
     def _log_reason(self, reason: c.Reason, event: str, trace: HandBackTrace | None) -> None:
         quiet = reason.code in _QUIET
+        if reason.code in _BUSY:
+            quiet = quiet or self._busy.get(reason.owner) == reason.text
+            self._busy[reason.owner] = reason.text
         level = logging.WARNING if reason.alert else logging.DEBUG if quiet else logging.INFO
         if not _log.isEnabledFor(level):
             return
@@ -240,7 +237,7 @@ class Runner:
             "back_end": self._node.backend.capabilities.name,
             "driver": self._node.inventory.driver,
             "devices": [row for owner in owners for row in show.devices(owner)],
-            "owners": [show.owner(owner) for owner in owners],
+            "owners": [show.owner(owner, self._busy.get(owner.name, "")) for owner in owners],
             "leases": [row for owner in owners for row in show.leases(owner)],
         }
 

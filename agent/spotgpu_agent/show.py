@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from spotgpu.names import DeviceState
 from spotgpu_agent.model import OwnerState
 from spotgpu_khook import model as k
 
@@ -26,8 +27,8 @@ def devices(owner: OwnerState) -> list[dict[str, object]]:
     ]
 
 
-def owner(one: OwnerState) -> dict[str, object]:
-    """One row for an owner."""
+def owner(one: OwnerState, busy: str) -> dict[str, object]:
+    """One row for an owner; `busy`: why its devices were last not found lendable."""
     drain = one.drain
     return {
         "name": one.name,
@@ -35,6 +36,7 @@ def owner(one: OwnerState) -> dict[str, object]:
         "container": one.container.id if one.container is not None else None,
         "devices": list(one.devices),
         "watch": one.watch,
+        "why": busy if one.availability is DeviceState.ACTIVE else "",
         "waits_for": [witness.value for witness in drain.missing] if drain is not None else [],
         "holders": [str(holder) for holder in drain.holders] if drain is not None else [],
     }
