@@ -344,7 +344,7 @@ def _of(o: OwnerState, amounts: Amounts) -> Amounts:
 def _unwatch(t: Turn) -> None:
     if t.o.watch is not None:
         t.do(Undetect(t.o.name, t.o.watch))
-    t.set(watch=None, watching=False)
+    t.set(watch=None, watching=False, blocked=False)
     t.set_spots(lambda spot: replace(spot, lease=LeaseState.NONE))
 
 

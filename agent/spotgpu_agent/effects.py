@@ -56,17 +56,13 @@ class Effects:
         self.follower = cgroup.Follower()
         self.refresh = asyncio.Event()
 
-    def start(self, command: c.Command) -> bool:
-        """Begin a command; False when it is none of ours (the runner's own)."""
-        at_once = self._at_once.get(type(command))
-        if at_once is not None:
-            at_once(self, command)
-            return True
-        waits = self._waits.get(type(command))
-        if waits is None:
-            return False
-        self._tasks.spawn(waits(self, command), type(command).__name__)
-        return True
+    def start(self, command: c.Command) -> None:
+        """Begin a command."""
+        kind = type(command)
+        if kind in self._at_once:
+            self._at_once[kind](self, command)
+        else:
+            self._tasks.spawn(self._waits[kind](self, command), kind.__name__)
 
     # Done at once -------------------------------------------------------------------------------------------
 

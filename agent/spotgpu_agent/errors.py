@@ -4,12 +4,12 @@
 SpotgpuError (spotgpu.errors)
 ├── UsageError                exit status 2: bad input, nothing armed
 │   ├── ConfigError           a field of the configuration
-│   └── PlatformError         this node can't run the agent: kernel, cgroups, module, driver
+│   ├── PlatformError         this node can't run the agent: kernel, cgroups, module, driver
+│   └── StateError            the state file is not ours
 └── AgentError                exit status 1: something the agent needs failed at run time
     ├── BackendError          the hold back-end refused or went away
     ├── ContainerdError       containerd can't be reached or refused
-    ├── ChildError            a child process (NVML, handle scan) gave no answer
-    └── StateError            the state file is torn or not ours
+    └── ChildError            a child process (NVML, handle scan) gave no answer
 """
 
 from __future__ import annotations
@@ -54,5 +54,5 @@ class ChildError(AgentError):
     """A child process gave no answer in time, or a broken one."""
 
 
-class StateError(AgentError):
-    """The state file can't be used: torn, of another program or of a newer version."""
+class StateError(UsageError):
+    """The state file can't be used: of another program, or of a newer version."""

@@ -59,7 +59,8 @@ from spotgpu_agent.witnesses import (
 
 READ_FIRST_NS, READ_CAP_NS = 5 * MS, 50 * MS  # between memory samples while the owner waits
 SCAN_FIRST_NS, SCAN_CAP_NS = 10 * MS, 100 * MS  # between handle scans, which cost more
-SLOW_CAP_NS: Final = 1000 * MS  # between samples when nobody waits
+SLOW_CAP_NS: Final = 1000 * MS  # between samples when the owner is through
+IDLE_CAP_NS: Final = 5000 * MS  # between samples of a quarantine, which may last for days
 DEADLINE_SLACK_NS: Final = 1000 * MS  # the deadline is the kernel's; this long after it the agent asks
 RELEASE_AGAIN_NS: Final = 1000 * MS
 MAX_RELEASES: Final = 5
@@ -321,17 +322,21 @@ def advance(t: Turn) -> None:
     d = t.drain
     if d.empty_ns is None:
         return
-    hurried = not d.overdue and not (t.o.handback is not None and t.o.handback.ended is not None)
     if d.handles is None and not d.scanning:
-        cap = SCAN_CAP_NS if hurried else SLOW_CAP_NS
-        t.do(ScanHandles(t.o.name, d.id, delay_ns(d.scans, SCAN_FIRST_NS, cap)))
+        t.do(ScanHandles(t.o.name, d.id, delay_ns(d.scans, SCAN_FIRST_NS, _cap_ns(t.o, SCAN_CAP_NS))))
         t.set_drain(scanning=True, scan_ns=d.scan_ns or t.now)
     if d.memory is None and not d.reading:
-        cap = READ_CAP_NS if hurried else SLOW_CAP_NS
-        t.do(ReadMemory(t.o.name, d.id, delay_ns(d.reads, READ_FIRST_NS, cap)))
+        t.do(ReadMemory(t.o.name, d.id, delay_ns(d.reads, READ_FIRST_NS, _cap_ns(t.o, READ_CAP_NS))))
         t.set_drain(reading=True, read_ns=d.read_ns or t.now)
     if d.proven:
         _proven(t)
+
+
+def _cap_ns(o: OwnerState, hurried_ns: int) -> int:
+    """The longest time between two samples: short while the owner waits."""
+    if o.drain is not None and o.drain.overdue:
+        return IDLE_CAP_NS
+    return SLOW_CAP_NS if o.handback is not None and o.handback.ended is not None else hurried_ns
 
 
 def _proven(t: Turn) -> None:

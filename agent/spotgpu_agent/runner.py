@@ -171,7 +171,7 @@ class Runner:
                 self._tasks.soon(self._traces.finish, command, ended)
             elif isinstance(command, c.Save):
                 self._save_soon()
-            else:
+            elif not isinstance(command, c.CountEviction):
                 self._effects.start(command)
         if self._recorder is not None:
             self._tasks.soon(self._recorder.add, event, now_ns, decision)

@@ -85,7 +85,7 @@ async def opened(config: Config, clock: Clock, abandoned: Callable[[], None]) ->
     Args:
         config: the configuration.
         clock: of the process.
-        abandoned: called for every child that is left behind.
+        abandoned: called for every NVML child that is left behind.
 
     Raises:
         ConfigError: the configuration does not fit the node.
@@ -115,7 +115,7 @@ async def opened(config: Config, clock: Clock, abandoned: Callable[[], None]) ->
         backend = await KhookBackend.connect()
         stack.push_async_callback(backend.close)
         numbers = vendor.numbers({gpu.minor: gpu.uuid for gpu in inventory.gpus})
-        hands = await _hands(config, clock, numbers, libraries, abandoned, stack)
+        hands = await _hands(config, clock, numbers, libraries, stack)
         yield NodeAccess(config, backend, containerd, containers, inventory, nodes, hands)
 
 
@@ -156,12 +156,11 @@ async def _hands(
     clock: Clock,
     numbers: Numbers,
     libraries: dict[str, Nvml],
-    abandoned: Callable[[], None],
     stack: AsyncExitStack,
 ) -> dict[str, Hands]:
     hands: dict[str, Hands] = {}
     for owner in config.owners:
-        scanner = Scanner(f"handle scan of {owner.name}", numbers, abandoned)
+        scanner = Scanner(f"handle scan of {owner.name}", numbers, lambda: None)
         stack.push_async_callback(scanner.close)
         hands[owner.name] = Hands(
             owner.name, scanner, libraries[owner.name], clock, lambda: own_pids(hands.values())
