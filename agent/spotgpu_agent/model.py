@@ -169,6 +169,7 @@ class Spot:
     Attributes:
         running: containerd's last word.
         empty: its cgroup was seen unpopulated.
+        ended_ns: when, if that was outside of any eviction.
         lease: whether the kernel knows.
         evicted: it is to die (or is dead) by our hand, so it is never leased again.
         fenced: a fence was asked for.
@@ -178,6 +179,7 @@ class Spot:
     container: SpotContainer
     running: bool = True
     empty: bool = False
+    ended_ns: int | None = None
     lease: LeaseState = LeaseState.NONE
     evicted: bool = False
     fenced: bool = False

@@ -125,8 +125,11 @@ def resume_quarantine(t: Turn) -> None:
 
 
 def _start(t: Turn, number: int, reason: EvictionReason, began_ns: int, back: HandBack | None) -> None:
-    targets = [spot for spot in t.o.spots if not spot.empty]
     held = back is not None and back.trigger is Trigger.HOLD
+    alive = [spot for spot in t.o.spots if not spot.empty]
+    # The kernel kills at the hold; that a cgroup is empty may be heard of before the hold is.
+    dead = [spot for spot in t.o.spots if held and (spot.ended_ns or 0) >= began_ns]
+    targets = [*alive, *dead]
     drain = Drain(
         id=number,
         reason=reason,
@@ -141,7 +144,9 @@ def _start(t: Turn, number: int, reason: EvictionReason, began_ns: int, back: Ha
         containers = tuple(spot.container for spot in targets)
         t.do(Begin(t.o.name, number, back.trigger, back.first_ns, back.watch, back.caller, containers))
     t.set_spots(lambda spot: replace(spot, evicted=True))
-    evicting.evict(t, targets, held)
+    evicting.evict(t, alive, held)
+    for spot in dead:
+        _emptied(t, spot, spot.ended_ns or began_ns)
     t.do(SetTimer(t.o.name, TimerName.OVERDUE, number, drain.deadline_ns))
     advance(t)
     t.do(Save(t.o.name))
@@ -233,7 +238,7 @@ def note_cgroup_empty(t: Turn, e: CgroupEmpty) -> None:
         t.why("cgroup-empty", f"spot container {spot.container.id} has no processes")
         advance(t)
         return
-    t.set_spot(e.cgroup, empty=True)
+    t.set_spot(e.cgroup, empty=True, ended_ns=e.at_ns)
     t.why("spot-ended", f"spot container {spot.container.id} has no processes")
     t.do(Refresh(t.o.name))
 

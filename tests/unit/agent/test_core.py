@@ -68,6 +68,33 @@ def test_a_held_owner_is_released_once_everything_is_proven(spots: int) -> None:
     assert not world.owner.spots
 
 
+def test_a_spot_that_the_kernel_killed_before_the_hold_was_heard_of_is_part_of_the_hand_back() -> None:
+    world = lent(a_world(khook_lag_ns=53 * MS))  # the cgroup is told empty after 52
+    world.owner_calls()
+    world.run(S)
+    assert [(r.by, r.free) for r in world.releases] == [(Outcome.RELEASED, True)]
+    (report,) = world.finished
+    assert report.spots == ("spot1",)
+    times = [report.first_ns, report.kill_ns, report.killed_ns, report.empty_ns, report.release_ns]
+    assert None not in times
+    assert times == sorted(time for time in times if time is not None)
+    assert [evicted.method for evicted in world.evictions] == [EvictionMethod.KHOOK]
+    assert world.tidied == ["spot1"]
+    assert not world.owner.spots
+
+
+def test_a_spot_that_ended_by_itself_before_the_hold_is_not_part_of_the_hand_back() -> None:
+    world = lent(a_world())
+    world.dead(world.spots[0])
+    world.run(10 * MS)
+    world.owner_calls()
+    world.run(S)
+    (report,) = world.finished
+    assert report.outcome is Outcome.RELEASED
+    assert report.spots == ()
+    assert not world.evictions
+
+
 def test_the_device_is_lendable_again_after_max_inactive_and_not_before() -> None:
     world = lent(a_world())
     world.owner_calls()

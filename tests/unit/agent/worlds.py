@@ -101,6 +101,7 @@ class World:
         memory_mute: memory samples that get no answer.
         handles_mute: handle scans that get no answer.
         kernel_kills: khook's kill works.
+        khook_lag_ns: how late khook's events are read; cgroup.events is told of in time.
         lost: names of event classes from the kernel that are lost on the way.
         stranger: another process has the device open until this time.
     """
@@ -111,6 +112,7 @@ class World:
     memory_mute: int = 0
     handles_mute: int = 0
     kernel_kills: bool = True
+    khook_lag_ns: int = MS
     lost: frozenset[str] = frozenset()
     stranger_until_ns: int = 0
     refuse_lease: bool = False
@@ -226,7 +228,8 @@ class World:
                     if spot.container.cgroup in self.leases:
                         self.kill(spot, self.now)
             self.at(self.now + self.policy.deadline_ns, self.deadline_for(self.return_id))
-            self.at(self.now + MS, e.Held("dev", self.watches, self.return_id, self.first_ns, CALLER))
+            event = e.Held("dev", self.watches, self.return_id, self.first_ns, CALLER)
+            self.at(self.now + self.khook_lag_ns, event)
             self.lease_check()
         elif self.watch_state != "holding":
             self.through()
@@ -255,7 +258,7 @@ class World:
             return
         self.empty_ns = self.now
         event = e.LeaseEmpty("dev", self.return_id, self.kill_ns, self.kill_ns, self.empty_ns)
-        self.at(self.now + MS, event)
+        self.at(self.now + self.khook_lag_ns, event)
         if self.policy.release_on is ReleaseOn.EMPTY:
             self.let_go(Outcome.EMPTY)
 
@@ -267,7 +270,7 @@ class World:
         event = e.ReturnEnded(
             "dev", self.return_id, outcome, self.now, self.kill_ns, self.kill_ns, self.empty_ns, 1, 1
         )
-        self.at(self.now + MS, event)
+        self.at(self.now + self.khook_lag_ns, event)
 
     def kill(self, spot: SpotLife, at_ns: int) -> None:
         if spot.dying or spot.dies_ns is None:
