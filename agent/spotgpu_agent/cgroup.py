@@ -70,19 +70,26 @@ def container_path(path: str, wanted: str) -> str:
     Args:
         path: cgroup path of the first process.
         wanted: `linux.cgroupsPath` of the container's specification; may be empty.
+
+    Returns:
+        Its cgroup path; empty when the process is not in a cgroup of that name (yet): the one it is in is
+        somebody else's, and nothing may be done to it.
     """
     parts = wanted.split(":")
     name = f"{parts[1]}-{parts[2]}.scope" if len(parts) == 3 else wanted.rstrip("/").rpartition("/")[2]
     names = path.split("/")
-    return "/".join(names[: names.index(name) + 1]) if name and name in names else path
+    if not name:
+        return path
+    return "/".join(names[: names.index(name) + 1]) if name in names else ""
 
 
 def kill(path: str, root: Path = ROOT) -> None:
     """SIGKILL everything in a cgroup and below it. One that is gone is empty.
 
     Raises:
-        OSError: it can't be killed.
+        OSError: it can't be killed, or it holds this very process.
     """
+    _spare_ourselves(path)
     try:
         (root / path.lstrip("/") / "cgroup.kill").write_text("1")
     except FileNotFoundError:
@@ -90,6 +97,12 @@ def kill(path: str, root: Path = ROOT) -> None:
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
+
+
+def _spare_ourselves(path: str) -> None:
+    """No mistake about a container may end in the agent, or the node, killing itself."""
+    if not path.strip("/") or below(path_of(os.getpid()), path):
+        raise PermissionError(errno.EPERM, "it holds the agent itself", path)
 
 
 def terminate(path: str, root: Path = ROOT, proc: Path = Path("/proc")) -> int:
@@ -101,8 +114,9 @@ def terminate(path: str, root: Path = ROOT, proc: Path = Path("/proc")) -> int:
         How many were signalled.
 
     Raises:
-        OSError: a process can't be signalled.
+        OSError: a process can't be signalled, or the cgroup holds this very process.
     """
+    _spare_ourselves(path)
     count = 0
     for pid in set(_pids(root / path.lstrip("/"))):
         try:

@@ -78,7 +78,7 @@ def check_containers(config: Config, containers: Iterable[Container], self_path:
             raise ConfigError(f"{mine.id} holds this agent", owner.container.path, remedy)
         for spot in owner.spot:
             for container in _chosen(spot.container, everything):
-                _check_spot(spot.container, container, owners)
+                _check_spot(spot.container, container, owners, self_path)
 
 
 def _only(selector: Selector, containers: list[Container], config: Config) -> Container:
@@ -98,29 +98,34 @@ def _only(selector: Selector, containers: list[Container], config: Config) -> Co
     return running[0]
 
 
-def _check_spot(selector: Selector, container: Container, owners: dict[str, Container]) -> None:
+def _check_spot(
+    selector: Selector, container: Container, owners: dict[str, Container], self_path: str
+) -> None:
     for name, owner in owners.items():
         if container.id == owner.id:
             message = f"{container.id} is the owner {name}"
             raise ConfigError(message, selector.path, "a container is owner or spot, never both")
     if container.running:
-        why = unfit(container, owners.values())
+        why = unfit(container, owners.values(), self_path)
         if why is not None:
             raise ConfigError(f"{container.id} {why}", selector.path, "run it without that")
 
 
-def unfit(container: Container, owners: Iterable[Container]) -> str | None:
+def unfit(container: Container, owners: Iterable[Container], self_path: str = "") -> str | None:
     """Why a running container may not be lent anything, as the end of a sentence; None when it may.
 
     Args:
         container: the spot container.
         owners: all owners' containers that run.
+        self_path: the agent's own cgroup path.
     """
     if container.host_pids:
         # Its processes are not ended with its first one, and its pid namespace is everybody's.
         return "shares the host's pid namespace"
     if container.path in ("", "/"):
         return "has no cgroup of its own"
+    if self_path and below(self_path, container.path):
+        return "holds this agent"
     for owner in owners:
         if below(owner.path, container.path) or below(container.path, owner.path):
             return f"shares a cgroup with the owner {owner.id}"

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from spotgpu_agent.cgroup import check_unified, container_path, id_of, kill, path_of
+from spotgpu_agent.cgroup import check_unified, container_path, id_of, kill, path_of, terminate
 from spotgpu_agent.errors import PlatformError
 
 
@@ -22,12 +23,13 @@ from spotgpu_agent.errors import PlatformError
             "kubepods.slice:cri-containerd:ab",
             "/kubepods.slice/cri-containerd-ab.scope",
         ),
-        ("/moved/elsewhere", "/default/owner", "/moved/elsewhere"),
+        ("/init", "/default/owner", ""),
+        ("/user.slice/session", "kubepods.slice:cri-containerd:ab", ""),
         ("/default/owner", "", "/default/owner"),
     ],
 )
 def test_the_cgroup_of_a_whole_container(path: str, wanted: str, expected: str | None) -> None:
-    assert container_path(path, wanted) == (expected or path)
+    assert container_path(path, wanted) == (path if expected is None else expected)
 
 
 def test_ids_and_paths_of_what_is_gone(tmp_path: Path) -> None:
@@ -50,6 +52,13 @@ def test_killing_writes_the_one_file_and_a_cgroup_that_is_gone_is_empty(tmp_path
     (tmp_path / "bad" / "cgroup.kill").mkdir()
     with pytest.raises(IsADirectoryError):
         kill("/bad", tmp_path)
+
+
+@pytest.mark.parametrize("path", ["", "/", path_of(os.getpid())])
+def test_the_agent_never_kills_itself(path: str, tmp_path: Path) -> None:
+    for act in (kill, terminate):
+        with pytest.raises(PermissionError, match="holds the agent itself"):
+            act(path, tmp_path)
 
 
 def test_a_node_without_unified_cgroups_or_without_kill_is_refused(tmp_path: Path) -> None:

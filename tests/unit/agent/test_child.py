@@ -86,7 +86,6 @@ async def test_a_child_that_hangs_is_left_behind_and_replaced(module: str) -> No
     with pytest.raises(ChildError, match=r"no answer in 0\.2 s"):
         await child.ask({"op": "hang"}, 0.2)
     assert abandoned.count == 1
-    assert first in child.pids(), "what it has open is still ours"
     with pytest.raises(ChildError, match=r"started anew|no answer"):
         await child.ask({"op": "echo", "text": ""}, 0.2)
 
