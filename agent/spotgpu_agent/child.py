@@ -83,7 +83,11 @@ class Child:
         self._running = running
 
     async def _spawned(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """A new process, made in a thread: an exec takes its time. A thread can't be broken off, so wait."""
+        """A new process, made in a thread: an exec takes its time. A thread can't be broken off, so wait.
+
+        The loop's own threads live as long as the loop, which matters: the child asks to die with the thread
+        that made it (PR_SET_PDEATHSIG).
+        """
         spawning = asyncio.ensure_future(asyncio.to_thread(self._spawn))
         try:
             return await asyncio.shield(spawning)

@@ -113,6 +113,12 @@ class AgentProcess:
         """Log lines that have all these fields."""
         return [line for line in self.lines() if all(line.get(key) == value for key, value in fields.items())]
 
+    def children(self, module: str) -> list[int]:
+        """Pids of its helpers that run a module."""
+        threads = Path(f"/proc/{self.process.pid}/task").iterdir()  # a child is its thread's
+        pids = [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+        return [pid for pid in pids if module in Path(f"/proc/{pid}/cmdline").read_text()]
+
     def wait_ready(self) -> None:
         """Wait until it is armed. Raises AssertionError with its log when it ends instead."""
 
