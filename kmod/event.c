@@ -7,6 +7,7 @@
 #include "event.h"
 #include "gate.h"
 #include "netlink.h"
+#include "put.h"
 #include "stat.h"
 
 /*
@@ -29,26 +30,6 @@ void khook_events_off(void)
 	down_write(&khook_event_sem);
 	khook_event_allowed = false;
 	up_write(&khook_event_sem);
-}
-
-int khook_put_u64(struct sk_buff *skb, enum khook_attr attr, u64 value)
-{
-	return nla_put_u64_64bit(skb, attr, value, KHOOK_A_PAD);
-}
-
-int khook_put_caller(struct sk_buff *skb, const struct khook_caller *caller)
-{
-	if (nla_put_u32(skb, KHOOK_A_PID, caller->pid) ||
-	    nla_put_u32(skb, KHOOK_A_TID, caller->tid) ||
-	    nla_put_string(skb, KHOOK_A_COMM, caller->comm) ||
-	    khook_put_u64(skb, KHOOK_A_CGROUP, caller->cgroup) ||
-	    nla_put_u32(skb, KHOOK_A_PIDNS, caller->pidns) ||
-	    nla_put_u32(skb, KHOOK_A_DEV, caller->dev) ||
-	    nla_put_u32(skb, KHOOK_A_IOCTL, caller->cmd) ||
-	    nla_put_u32(skb, KHOOK_A_CLASS, caller->class) ||
-	    nla_put_u32(skb, KHOOK_A_GATE, caller->gate))
-		return -EMSGSIZE;
-	return 0;
 }
 
 static int khook_put_return(struct sk_buff *skb, const struct khook_watch *w,

@@ -3,14 +3,9 @@
 #ifndef _KHOOK_EVENT_H
 #define _KHOOK_EVENT_H
 
-#include <linux/skbuff.h>
-
 #include "watch.h"
 
 struct khook_gate;
-
-int khook_put_caller(struct sk_buff *skb, const struct khook_caller *caller);
-int khook_put_u64(struct sk_buff *skb, enum khook_attr attr, u64 value);
 
 void khook_event_hold(const struct khook_watch *w, const struct khook_return *ret);
 void khook_event_release(const struct khook_watch *w, const struct khook_return *ret);

@@ -1,21 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
-#include <linux/cgroup.h>
 #include <linux/file.h>
-#include <linux/ktime.h>
-#include <linux/pid_namespace.h>
 #include <net/genetlink.h>
-#include <net/sock.h>
 
 #include "agent.h"
 #include "compat.h"
+#include "dump.h"
 #include "event.h"
 #include "fence.h"
 #include "gate.h"
 #include "hold.h"
 #include "lease.h"
 #include "netlink.h"
-#include "selftest.h"
-#include "stat.h"
+#include "put.h"
 #include "watch.h"
 
 /* ---- policies: each command takes its own attributes and no others ---- */
@@ -160,164 +156,6 @@ static struct khook_policy khook_get_policy(struct genl_info *info)
 		.on_hold = khook_get_u32(info, KHOOK_A_ON_HOLD, KHOOK_ON_HOLD_KILL),
 		.release_on = khook_get_u32(info, KHOOK_A_RELEASE_ON, KHOOK_RELEASE_ON_PROOF),
 	};
-}
-
-/* ---- attributes out ---- */
-
-static int khook_put_gate(struct sk_buff *skb, const struct khook_gate *gate)
-{
-	if (nla_put_u32(skb, KHOOK_A_GATE, gate->id) || nla_put_u32(skb, KHOOK_A_DEV, gate->dev) ||
-	    nla_put_string(skb, KHOOK_A_MODULE, gate->module) ||
-	    nla_put_string(skb, KHOOK_A_FUNCTION, gate->function) ||
-	    nla_put_u32(skb, KHOOK_A_CLASSIFIER, gate->classifier) ||
-	    nla_put_u32(skb, KHOOK_A_METHOD, khook_gate_method(gate)) ||
-	    nla_put_u32(skb, KHOOK_A_GATE_STATE, gate->state) ||
-	    khook_put_u64(skb, KHOOK_A_CALLS, atomic64_read(&gate->calls)) ||
-	    nla_put_u32(skb, KHOOK_A_HOLDS, atomic_read(&gate->holds)))
-		return -EMSGSIZE;
-	return 0;
-}
-
-static int khook_put_key(struct sk_buff *skb, const struct khook_key *key)
-{
-	switch (key->kind) {
-	case KHOOK_KEY_CGROUP:
-		return khook_put_u64(skb, KHOOK_A_CGROUP, cgroup_id(key->cgroup));
-	case KHOOK_KEY_PIDNS:
-		return nla_put_u32(skb, KHOOK_A_PIDNS, key->pidns->ns.inum);
-	case KHOOK_KEY_PROCESS:
-		if (nla_put_u32(skb, KHOOK_A_PID, pid_nr(key->pid)) ||
-		    khook_put_u64(skb, KHOOK_A_START_TICKS, key->start_ticks))
-			return -EMSGSIZE;
-		return 0;
-	}
-	return -EINVAL;
-}
-
-static int khook_put_watch_policy(struct sk_buff *skb, const struct khook_policy *policy)
-{
-	if (nla_put_u32(skb, KHOOK_A_RETURN_ON, policy->return_on) ||
-	    nla_put_u32(skb, KHOOK_A_DEADLINE_MS, policy->deadline_ms) ||
-	    nla_put_u32(skb, KHOOK_A_AT_DEADLINE, policy->at_deadline) ||
-	    nla_put_u32(skb, KHOOK_A_ON_HOLD, policy->on_hold) ||
-	    nla_put_u32(skb, KHOOK_A_RELEASE_ON, policy->release_on))
-		return -EMSGSIZE;
-	return 0;
-}
-
-static int khook_put_watch_return(struct sk_buff *skb, const struct khook_return *ret)
-{
-	if (khook_put_u64(skb, KHOOK_A_RETURN, ret->id) ||
-	    khook_put_u64(skb, KHOOK_A_FIRST_NS, ret->first_ns) ||
-	    khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ||
-	    khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ||
-	    khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ||
-	    khook_put_u64(skb, KHOOK_A_RELEASE_NS, ret->release_ns) ||
-	    nla_put_u32(skb, KHOOK_A_OUTCOME, ret->outcome))
-		return -EMSGSIZE;
-	return 0;
-}
-
-static int khook_put_leases(struct sk_buff *skb, struct khook_watch *w)
-{
-	int err = 0;
-	u32 i;
-
-	mutex_lock(&w->lease_lock);
-	for (i = 0; i < w->nr_leases && !err; i++)
-		err = khook_put_u64(skb, KHOOK_A_LEASE_CGROUP, cgroup_id(w->leases[i]));
-	mutex_unlock(&w->lease_lock);
-	return err;
-}
-
-static int khook_put_watch(struct sk_buff *skb, struct khook_watch *w)
-{
-	struct khook_policy policy;
-	enum khook_watch_state state;
-	struct khook_return ret;
-	u32 holds;
-
-	spin_lock(&w->lock);
-	policy = w->policy;
-	state = w->state;
-	ret = w->ret;
-	holds = w->nr_holds;
-	spin_unlock(&w->lock);
-
-	if (nla_put_u32(skb, KHOOK_A_WATCH, w->id) || khook_put_key(skb, &w->key) ||
-	    khook_put_watch_policy(skb, &policy) || nla_put_u32(skb, KHOOK_A_WATCH_STATE, state) ||
-	    nla_put_u32(skb, KHOOK_A_HOLDS, holds) || khook_put_watch_return(skb, &ret) ||
-	    khook_put_leases(skb, w))
-		return -EMSGSIZE;
-	return 0;
-}
-
-static int khook_put_hold(struct sk_buff *skb, const struct khook_watch *w,
-			  const struct khook_hold *h)
-{
-	if (khook_put_u64(skb, KHOOK_A_HOLD, h->id) || nla_put_u32(skb, KHOOK_A_WATCH, w->id) ||
-	    khook_put_u64(skb, KHOOK_A_RETURN, h->return_id) || khook_put_caller(skb, &h->caller) ||
-	    khook_put_u64(skb, KHOOK_A_AGE_NS, ktime_get_ns() - h->since_ns))
-		return -EMSGSIZE;
-	return 0;
-}
-
-static int khook_put_fence(struct sk_buff *skb, const struct khook_fence *f)
-{
-	if (khook_put_u64(skb, KHOOK_A_CGROUP, f->id) ||
-	    khook_put_u64(skb, KHOOK_A_CALLS, atomic64_read(&f->calls)))
-		return -EMSGSIZE;
-	return 0;
-}
-
-static const enum khook_attr khook_stat_attrs[] = {
-	[KHOOK_STAT_RETURNS] = KHOOK_A_STAT_RETURNS,
-	[KHOOK_STAT_RELEASED] = KHOOK_A_STAT_RELEASED,
-	[KHOOK_STAT_EMPTY] = KHOOK_A_STAT_EMPTY,
-	[KHOOK_STAT_DEADLINE] = KHOOK_A_STAT_DEADLINE,
-	[KHOOK_STAT_DEADLINE_EIO] = KHOOK_A_STAT_DEADLINE_EIO,
-	[KHOOK_STAT_ORPHAN] = KHOOK_A_STAT_ORPHAN,
-	[KHOOK_STAT_UNDETECTED] = KHOOK_A_STAT_UNDETECTED,
-	[KHOOK_STAT_OVERFLOW] = KHOOK_A_STAT_OVERFLOW,
-	[KHOOK_STAT_RESTARTED] = KHOOK_A_STAT_RESTARTED,
-	[KHOOK_STAT_FENCED] = KHOOK_A_STAT_FENCED,
-	[KHOOK_STAT_KILLED] = KHOOK_A_STAT_KILLED,
-	[KHOOK_STAT_EVENTS_LOST] = KHOOK_A_STAT_EVENTS_LOST,
-};
-static_assert(ARRAY_SIZE(khook_stat_attrs) == KHOOK_STAT_MAX);
-
-static int khook_put_sizes(struct sk_buff *skb)
-{
-	if (nla_put_u32(skb, KHOOK_A_STAT_GATES, READ_ONCE(khook_gate_count)) ||
-	    nla_put_u32(skb, KHOOK_A_STAT_WATCHES, READ_ONCE(khook_watch_count)) ||
-	    nla_put_u32(skb, KHOOK_A_STAT_FENCES, READ_ONCE(khook_fence_count)) ||
-	    nla_put_u32(skb, KHOOK_A_STAT_HOLDS, khook_hold_total()) ||
-	    nla_put_u32(skb, KHOOK_A_STAT_SELFTESTS, khook_selftests_passed()))
-		return -EMSGSIZE;
-	return 0;
-}
-
-static int khook_put_stats(struct sk_buff *skb)
-{
-	int stat, err = 0;
-
-	for (stat = 0; stat < KHOOK_STAT_MAX && !err; stat++)
-		err = khook_put_u64(skb, khook_stat_attrs[stat], khook_stat_read(stat));
-	return err;
-}
-
-static int khook_put_agent(struct sk_buff *skb)
-{
-	struct khook_agent_policy policy = khook_agent_policy();
-	struct khook_agent_addr addr = khook_agent_addr();
-
-	put_net(addr.net);
-	if (nla_put_u32(skb, KHOOK_A_ORPHAN_MS, policy.orphan_ms) ||
-	    nla_put_u32(skb, KHOOK_A_HEARTBEAT_MS, policy.heartbeat_ms) ||
-	    nla_put_u32(skb, KHOOK_A_AGENT_PORTID, addr.portid) ||
-	    khook_put_u64(skb, KHOOK_A_HEARTBEAT_AGE_NS, khook_agent_heartbeat_age()))
-		return -EMSGSIZE;
-	return 0;
 }
 
 /* ---- replies ---- */
@@ -605,133 +443,12 @@ static int khook_do_evict(struct sk_buff *request, struct genl_info *info)
 static int khook_do_get_stats(struct sk_buff *request, struct genl_info *info)
 {
 	struct sk_buff *skb;
-	bool full;
 	void *hdr;
 
 	skb = khook_reply_new(info, &hdr);
 	if (!skb)
 		return -ENOMEM;
-	full = nla_put_u32(skb, KHOOK_A_VERSION, KHOOK_GENL_VERSION) || khook_put_agent(skb) ||
-	       khook_put_sizes(skb) || khook_put_stats(skb);
-	return khook_reply_send(info, skb, hdr, full ? -EMSGSIZE : 0);
-}
-
-/* ---- dumps: cb->args[] is the last id written, and ids ascend ---- */
-
-static int khook_dump_start(struct netlink_callback *cb)
-{
-	khook_agent_beat(sock_net(cb->skb->sk), NETLINK_CB(cb->skb).portid);
-	return 0;
-}
-
-static void *khook_dump_open(struct sk_buff *skb, struct netlink_callback *cb, enum khook_cmd cmd)
-{
-	return genlmsg_put(skb, NETLINK_CB(cb->skb).portid, cb->nlh->nlmsg_seq, &khook_family,
-			   NLM_F_MULTI, cmd);
-}
-
-/* False if the message is full: what didn't fit is written next time. */
-static bool khook_dump_close(struct sk_buff *skb, void *hdr, int err)
-{
-	if (err) {
-		genlmsg_cancel(skb, hdr);
-		return false;
-	}
-	genlmsg_end(skb, hdr);
-	return true;
-}
-
-static int khook_dump_gates(struct sk_buff *skb, struct netlink_callback *cb)
-{
-	struct khook_gate *gate;
-	void *hdr;
-
-	mutex_lock(&khook_gate_mutex);
-	khook_for_each_gate(gate) {
-		if (gate->id <= cb->args[0])
-			continue;
-		hdr = khook_dump_open(skb, cb, KHOOK_CMD_GET_GATE);
-		if (!hdr || !khook_dump_close(skb, hdr, khook_put_gate(skb, gate)))
-			break;
-		cb->args[0] = gate->id;
-	}
-	mutex_unlock(&khook_gate_mutex);
-	return skb->len;
-}
-
-static int khook_dump_watches(struct sk_buff *skb, struct netlink_callback *cb)
-{
-	struct khook_watch *w;
-	void *hdr;
-
-	mutex_lock(&khook_watch_mutex);
-	khook_for_each_watch(w) {
-		if (w->id <= cb->args[0])
-			continue;
-		hdr = khook_dump_open(skb, cb, KHOOK_CMD_GET_WATCH);
-		if (!hdr || !khook_dump_close(skb, hdr, khook_put_watch(skb, w)))
-			break;
-		cb->args[0] = w->id;
-	}
-	mutex_unlock(&khook_watch_mutex);
-	return skb->len;
-}
-
-static bool khook_dump_holds_of(struct khook_watch *w, struct sk_buff *skb,
-				struct netlink_callback *cb)
-{
-	struct khook_hold *h;
-	bool room = true;
-	void *hdr;
-
-	spin_lock(&w->lock);
-	list_for_each_entry(h, &w->holds, node) {
-		if (h->id <= cb->args[1])
-			continue;
-		hdr = khook_dump_open(skb, cb, KHOOK_CMD_GET_HOLD);
-		room = hdr && khook_dump_close(skb, hdr, khook_put_hold(skb, w, h));
-		if (!room)
-			break;
-		cb->args[1] = h->id;
-	}
-	spin_unlock(&w->lock);
-	return room;
-}
-
-/* args[0]: the last watch that is done; args[1]: the last hold of the one after. */
-static int khook_dump_holds(struct sk_buff *skb, struct netlink_callback *cb)
-{
-	struct khook_watch *w;
-
-	mutex_lock(&khook_watch_mutex);
-	khook_for_each_watch(w) {
-		if (w->id <= cb->args[0])
-			continue;
-		if (!khook_dump_holds_of(w, skb, cb))
-			break;
-		cb->args[0] = w->id;
-		cb->args[1] = 0;
-	}
-	mutex_unlock(&khook_watch_mutex);
-	return skb->len;
-}
-
-static int khook_dump_fences(struct sk_buff *skb, struct netlink_callback *cb)
-{
-	struct khook_fence *f;
-	void *hdr;
-
-	mutex_lock(&khook_fence_mutex);
-	khook_for_each_fence(f) {
-		if (f->seq <= cb->args[0])
-			continue;
-		hdr = khook_dump_open(skb, cb, KHOOK_CMD_GET_FENCE);
-		if (!hdr || !khook_dump_close(skb, hdr, khook_put_fence(skb, f)))
-			break;
-		cb->args[0] = f->seq;
-	}
-	mutex_unlock(&khook_fence_mutex);
-	return skb->len;
+	return khook_reply_send(info, skb, hdr, khook_put_stats(skb));
 }
 
 /* ---- the family ---- */

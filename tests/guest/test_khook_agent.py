@@ -201,7 +201,7 @@ async def test_a_late_agent_is_back_with_its_next_command(rig: Rig) -> None:
 
 @in_loop
 async def test_there_is_one_agent_unless_it_is_late(rig: Rig) -> None:
-    async with agent(heartbeat_ms=300) as khook, await Khook.connect() as other:
+    async with agent() as khook, await Khook.connect() as other:
         await refused(other.attach(3000, 0), errno.EBUSY, "another agent is attached")
         await refused(other.heartbeat(), errno.ENOTCONN, "not the agent")
         await khook.attach(1000, 300)  # its own policy it may change

@@ -323,7 +323,7 @@ async def test_khook_unloaded_while_it_watches_leaves_nothing(rig: Rig) -> None:
     load()
 
 
-@pytest.mark.parametrize("times", [10, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("times", [50, pytest.param(200, marks=pytest.mark.soak)])
 def test_khook_is_loaded_and_unloaded_many_times(rig: Rig, times: int) -> None:
     for _ in range(times):
         unload()

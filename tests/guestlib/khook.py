@@ -35,6 +35,7 @@ from spotgpu_khook.model import (
     Watch,
     WatchPolicy,
 )
+from tests.guestlib.containerd import wait_until
 from tests.sim.nvsim import BUILD as SIM_BUILD
 from tests.sim.nvsim import CGROUPS, Sim
 
@@ -214,7 +215,13 @@ class Rig:
             call.kill()
         asyncio.run(_forget())
         for cgroup in reversed(cgroups):
-            cgroup.rmdir()
+            _remove(cgroup)
+
+
+def _remove(cgroup: Path) -> None:
+    # Processes that are no child of ours die in their own time.
+    wait_until(lambda: not populated(cgroup), STEP_LIMIT_S, f"{cgroup} is empty")
+    cgroup.rmdir()
 
 
 async def _forget() -> None:
