@@ -34,12 +34,11 @@ from spotgpu_agent.tracing import HandBackTrace
 
 SAVE_S: Final = 0.05  # after the change: not among the first things of a hand-back
 CLOSE_S: Final = 2.0
-# Reasons that come with every sample, or say what is known: for debugging.
-_QUIET: Final = frozenset(
-    {"containers", "handles-held", "hold-known", "idle", "memory-in-use", "sample-unused", "stale"}
-)
-# Why a device is not lendable: told when it changes.
+# Reasons that say what is known: for debugging.
+_QUIET: Final = frozenset({"containers", "hold-known", "idle", "memory-in-use", "sample-unused", "stale"})
+# Why a device is not lendable, and what a witness waits for: one a sample, told when they change.
 _BUSY: Final = frozenset({"device-working", "idle", "owner-active", "stranger-active", "usage-unknown"})
+_WAITS: Final = frozenset({"handles-held", "handles-unknown", "memory-unknown"})
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +74,7 @@ class Runner:
         self._recorder = Recorder(node.config.record, self._state) if node.config.record else None
         self._not_ready: str | None = "starting"
         self._busy: dict[str, str] = {}  # owner -> why its devices are not lendable
+        self._told: dict[str, str] = {}  # owner -> the last reason of those that repeat
 
     def state(self) -> State:
         """The core's state of this moment."""
@@ -191,8 +191,10 @@ class Runner:
 
     def _log_reason(self, reason: c.Reason, event: str, trace: HandBackTrace | None) -> None:
         quiet = reason.code in _QUIET
+        if reason.code in _BUSY | _WAITS:
+            quiet = quiet or self._told.get(reason.owner) == reason.text
+            self._told[reason.owner] = reason.text
         if reason.code in _BUSY:
-            quiet = quiet or self._busy.get(reason.owner) == reason.text
             self._busy[reason.owner] = reason.text
         level = logging.WARNING if reason.alert else logging.DEBUG if quiet else logging.INFO
         if not _log.isEnabledFor(level):
