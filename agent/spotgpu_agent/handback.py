@@ -18,8 +18,7 @@ from spotgpu_agent.commands import Begin, Finish, Report
 from spotgpu_agent.logs import bind
 from spotgpu_agent.metrics import Metrics
 from spotgpu_agent.model import OwnerState, Proof
-from spotgpu_agent.state import SavedHandBack
-from spotgpu_agent.tracing import HandBackTrace
+from spotgpu_agent.tracing import HandBackTrace, derived_ids
 
 _log = logging.getLogger(__name__)
 
@@ -85,31 +84,28 @@ class HandBacks:
     """Traces of the hand-backs under way, by owner.
 
     Attributes:
-        saved: what the agent before had under way, by owner: their traces go on.
+        boot: the kernel's boot id.
+        since_ns: when this agent began, CLOCK_MONOTONIC: a return from before it is another agent's trace,
+            in which this one goes on.
     """
 
     metrics: Metrics
     clock: Clock
-    saved: dict[str, SavedHandBack] = field(default_factory=dict)
+    boot: str
+    since_ns: int
     traces: dict[str, HandBackTrace] = field(default_factory=dict)
 
     def begin(self, command: Begin, owner: OwnerState) -> HandBackTrace:
         """Start (or resume) the trace."""
         attributes = _begin_attributes(command, owner)
-        before = self.saved.pop(owner.name, None)
-        if before is not None and (before.id, before.first_ns) == (command.id, command.first_ns):
-            trace = HandBackTrace.resume(before.traceparent, command.first_ns, attributes, clock=self.clock)
-        else:
-            trace = HandBackTrace.begin(command.first_ns, attributes, clock=self.clock)
+        if command.first_ns < self.since_ns:
+            attributes[Attr.RESUMED.value] = True
+        ids = derived_ids(self.boot, owner.name, command.watch, command.id, command.first_ns)
+        trace = HandBackTrace.begin(command.first_ns, attributes, ids=ids, clock=self.clock)
         self.traces[owner.name] = trace
         if command.trigger is Trigger.HOLD:
             self.metrics.hold_started(owner.name, self.clock.to_wall_ns(command.first_ns) / 1e9)
         return trace
-
-    def traceparent(self, owner: str) -> str | None:
-        """Of the hand-back under way."""
-        trace = self.traces.get(owner)
-        return trace.traceparent if trace is not None else None
 
     def take(self, owner: str) -> HandBackTrace | None:
         """The trace under way, to be finished: another may begin at once."""

@@ -65,8 +65,7 @@ class Runner:
         self._clock = clock
         self._state = begin_state(node.config)
         self._boot_id = boot_id()
-        handbacks = {owner.name: owner.handback for owner in saved.owners if owner.handback} if saved else {}
-        self._traces = HandBacks(metrics, clock, handbacks)
+        self._traces = HandBacks(metrics, clock, self._boot_id, clock.monotonic_ns())
         self._tasks = Tasks()
         self._effects = Effects(node, clock, self._tasks, self.state, self.dispatch)
         self._saving = False
@@ -225,8 +224,8 @@ class Runner:
     def _save(self) -> None:
         self._saving = False
         if self._writer is not None:
-            owners = (project(one, self._traces.traceparent(one.name)) for one in self._state.owners)
-            self._writer.put(dump(Saved(self._boot_id, tuple(owners))))
+            owners = tuple(map(project, self._state.owners))
+            self._writer.put(dump(Saved(self._boot_id, owners)))
 
     # For people ---------------------------------------------------------------------------------------------
 

@@ -31,16 +31,11 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True)
 class SavedHandBack:
-    """A hand-back that was under way.
-
-    Attributes:
-        traceparent: of its trace, so that a restarted agent goes on in it.
-    """
+    """A hand-back that was under way."""
 
     id: int
     trigger: Trigger
     first_ns: int
-    traceparent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +71,10 @@ class Saved:
         return next((owner for owner in self.owners if owner.name == name), None)
 
 
-def project(o: OwnerState, traceparent: str | None) -> SavedOwner:
-    """What is worth keeping of an owner's state; `traceparent` of its hand-back, if one is under way."""
+def project(o: OwnerState) -> SavedOwner:
+    """What is worth keeping of an owner's state."""
     back = o.handback
-    saved = (
-        SavedHandBack(back.id, back.trigger, back.first_ns, traceparent or "") if back is not None else None
-    )
+    saved = SavedHandBack(back.id, back.trigger, back.first_ns) if back is not None else None
     return SavedOwner(
         name=o.name,
         container=o.container,

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """One hand-back, one trace: recorded while it happens, made into spans when it is over.
 
-The recorder is on the owner's critical path, so it only appends to lists: the ids are drawn at begin()
-(others need the traceparent at once), the spans are made in finish(), after the owner has been let through.
+The recorder is on the owner's critical path, so it only appends to lists: the ids are known at begin()
+(log lines have them at once), the spans are made in finish(), after the owner has been let through.
 This module knows the OpenTelemetry API alone; telemetry.py installs the SDK, whose id generator asks
-chosen_ids() so that the root span gets the ids that were handed out. That is also how a restarted agent goes
-on in the trace of the one that died: the root it exports is the very span that the dead agent never could.
+chosen_ids() so that the root span gets the ids that were handed out. The ids of a return are derived from
+it, so an agent that starts in the middle of one goes on in the trace of the agent that died, whenever that
+was: the root it exports is the very span that the dead agent never could.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, SpanContext, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from spotgpu.intervals import union_ns
@@ -35,8 +37,6 @@ MAX_PHASES: Final = 512
 MAX_EVENTS: Final = 128
 MAX_ITEMS: Final = 128  # of a sequence attribute
 MAX_ATTRIBUTE: Final = 1024  # characters
-# W3C: sampled (always: hand-backs are rare), and the trace id is random (level 2). Readers test `flags & 1`.
-FLAGS: Final = TraceFlags.SAMPLED | 0x02
 # A trace explains its hand-back when at most this much of it is in no phase.
 UNEXPLAINED_SLACK_NS: Final = 1_000_000
 UNEXPLAINED_SLACK_PARTS: Final = 10
@@ -85,6 +85,16 @@ def span_context(traceparent: str) -> SpanContext | None:
     context = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context())
     found = trace.get_current_span(context).get_span_context()
     return found if found.is_valid else None
+
+
+def derived_ids(*of: object) -> tuple[int, int]:
+    """Trace and root span id of what these name: the same for the same, and as good as random otherwise.
+
+    Args:
+        of: names it in all the world, so one of them must be random (the kernel's boot id).
+    """
+    digest = hashlib.sha256("\0".join(map(str, of)).encode()).digest()
+    return int.from_bytes(digest[:16]) or 1, int.from_bytes(digest[16:24]) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +150,13 @@ class Summary:
 
 @dataclass(slots=True)
 class HandBackTrace:
-    """The recorder of one hand-back; made by begin() or resume()."""
+    """The recorder of one hand-back; made by begin()."""
 
     first_ns: int
     attributes: dict[str, Value]
     links: tuple[str, ...]
     offset: Offset
     ids: tuple[int, int]
-    flags: int = FLAGS
     clamped: int = 0
     overflow: int = 0
     _steps: list[_Step] = field(default_factory=list)
@@ -156,46 +165,25 @@ class HandBackTrace:
 
     @staticmethod
     def begin(
-        first_ns: int, attributes: Attributes, *, links: Sequence[str] = (), clock: Clock = _CLOCK
+        first_ns: int,
+        attributes: Attributes,
+        *,
+        ids: tuple[int, int] | None = None,
+        links: Sequence[str] = (),
+        clock: Clock = _CLOCK,
     ) -> HandBackTrace:
         """Start a trace. Costs a few microseconds and cannot block.
 
         Args:
             first_ns: when the owner was first blocked, CLOCK_MONOTONIC.
             attributes: of the root span; see spotgpu.names.Attr.
+            ids: trace and root span id, from derived_ids(); drawn when there are none.
             links: traceparents of other traces (the steal that is being undone); what is not one is left out.
             clock: the converter to wall time; its offset of this moment serves the whole trace.
         """
-        ids = (random.getrandbits(128) or 1, random.getrandbits(64) or 1)
+        if ids is None:
+            ids = (random.getrandbits(128) or 1, random.getrandbits(64) or 1)
         return HandBackTrace(first_ns, dict(attributes), tuple(links), clock.offset(), ids)
-
-    @staticmethod
-    def resume(
-        traceparent: str,
-        first_ns: int,
-        attributes: Attributes,
-        *,
-        links: Sequence[str] = (),
-        clock: Clock = _CLOCK,
-    ) -> HandBackTrace:
-        """Go on in the trace of an agent that died: the root span keeps its trace and span id.
-
-        Args:
-            traceparent: the dead agent's HandBackTrace.traceparent; a new trace is begun when it is not
-                valid.
-            first_ns: as in begin(): the kernel still knows.
-            attributes: as in begin().
-            links: as in begin().
-            clock: as in begin().
-        """
-        resumed = HandBackTrace.begin(
-            first_ns, {**attributes, Attr.RESUMED.value: True}, links=links, clock=clock
-        )
-        known = span_context(traceparent)
-        if known is not None:
-            resumed.ids = (known.trace_id, known.span_id)
-            resumed.flags = int(known.trace_flags) | TraceFlags.SAMPLED
-        return resumed
 
     @property
     def trace_id(self) -> str:
@@ -206,11 +194,6 @@ class HandBackTrace:
     def span_id(self) -> str:
         """16 hex digits, of the root span."""
         return f"{self.ids[1]:016x}"
-
-    @property
-    def traceparent(self) -> str:
-        """W3C traceparent of the root span: for the state file, annotations and environments."""
-        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
     def phase(
         self,

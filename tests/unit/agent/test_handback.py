@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotgpu.names import EvictionReason, Outcome, Phase, Trigger, Witness
+from spotgpu.names import Attr, EvictionReason, Outcome, Phase, Trigger, Witness
 from spotgpu_agent.clock import Clock
 from spotgpu_agent.commands import Begin, Finish, Report
 from spotgpu_agent.handback import HandBacks, steps
 from spotgpu_agent.metrics import Metrics
 from spotgpu_agent.model import Holder, Proof
-from spotgpu_agent.state import SavedHandBack
 from tests.unit.agent.worlds import CALLER, DEVICE, MS, owner_state, spot_container
 
 REPORT = Report(
@@ -115,8 +115,8 @@ def test_phases_never_overlap_or_run_backwards(
         assert before.end_ns <= after.start_ns
 
 
-def handbacks(saved: dict[str, SavedHandBack] | None = None) -> HandBacks:
-    return HandBacks(Metrics(), Clock(), saved or {})
+def handbacks(boot: str = "boot", since_ns: int = 0) -> HandBacks:
+    return HandBacks(Metrics(), Clock(), boot, since_ns)
 
 
 BEGIN = Begin("dev", 1, Trigger.HOLD, 1000 * MS, 7, CALLER, (spot_container(),))
@@ -125,10 +125,11 @@ BEGIN = Begin("dev", 1, Trigger.HOLD, 1000 * MS, 7, CALLER, (spot_container(),))
 def test_a_hand_back_is_counted_and_its_trace_ended() -> None:
     them = handbacks()
     trace = them.begin(BEGIN, owner_state())
-    assert them.traceparent("dev") == trace.traceparent
+    assert them.traces["dev"] is trace
+    assert Attr.RESUMED not in trace.attributes
     held = replace(REPORT, late=(Witness.MEMORY,), holders=(Holder(5, "x", "/y", (DEVICE,)),))
     them.finish(Finish("dev", held), them.take("dev"))
-    assert them.traceparent("dev") is None
+    assert not them.traces
     sample = them.metrics.registry.get_sample_value
     labels = {"outcome": "released", "trigger": "hold"}
     assert sample("spotgpu_owner_returns_total", labels) == 1
@@ -137,9 +138,17 @@ def test_a_hand_back_is_counted_and_its_trace_ended() -> None:
     assert sample("spotgpu_owner_blocked") == 0
 
 
-@pytest.mark.parametrize(("first_ns", "same"), [(1000 * MS, True), (999 * MS, False)])
-def test_the_trace_of_the_agent_before_goes_on_for_the_same_return_only(first_ns: int, same: bool) -> None:
-    before = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-03"
-    them = handbacks({"dev": SavedHandBack(1, Trigger.HOLD, first_ns, before)})
-    trace = them.begin(BEGIN, owner_state())
-    assert (trace.traceparent == before) is same
+def test_an_agent_that_starts_in_a_return_goes_on_in_its_trace() -> None:
+    first = handbacks().begin(BEGIN, owner_state())
+    again = handbacks(since_ns=1001 * MS).begin(BEGIN, owner_state())
+    assert again.ids == first.ids
+    assert again.attributes[Attr.RESUMED] is True
+
+
+@pytest.mark.parametrize(
+    "change", [{"first_ns": 999 * MS}, {"id": 2}, {"watch": 8}, {"trigger": Trigger.ADMIN, "watch": None}]
+)
+def test_another_return_is_another_trace(change: dict[str, Any]) -> None:
+    first = handbacks().begin(BEGIN, owner_state())
+    assert handbacks().begin(replace(BEGIN, **change), owner_state()).ids != first.ids
+    assert handbacks(boot="other").begin(BEGIN, owner_state()).ids != first.ids

@@ -124,7 +124,7 @@ def test_a_watch_that_is_gone_ends_its_return() -> None:
 
 def saved_while_lent() -> Saved:
     world = lent(World(spots=[SpotLife(spot_container())]))
-    return Saved("boot", (project(world.owner, None),))
+    return Saved("boot", (project(world.owner),))
 
 
 def test_a_set_watch_is_trusted_only_with_the_state_file_of_the_same_owner_and_watch() -> None:
@@ -156,7 +156,7 @@ def test_a_set_watch_is_trusted_only_with_the_state_file_of_the_same_owner_and_w
 
 
 def test_what_was_restored_comes_between_the_watch_and_the_hold() -> None:
-    record = replace(saved_while_lent().owners[0], handback=SavedHandBack(3, Trigger.HOLD, 5, "00-a-b-01"))
+    record = replace(saved_while_lent().owners[0], handback=SavedHandBack(3, Trigger.HOLD, 5))
     owner = replace(owner_state(), container=owner_container())
     now = watch(abi.WatchState.HOLDING, 3, id=record.watch)
     told = inherited(owner, Saved("boot", (record,)), now, [GATE], [hold(3)], 1)
@@ -164,7 +164,7 @@ def test_what_was_restored_comes_between_the_watch_and_the_hold() -> None:
 
 
 def test_a_return_that_ended_while_nobody_was_there_is_finished() -> None:
-    record = replace(saved_while_lent().owners[0], handback=SavedHandBack(3, Trigger.HOLD, 5, "00-a-b-01"))
+    record = replace(saved_while_lent().owners[0], handback=SavedHandBack(3, Trigger.HOLD, 5))
     over = watch(abi.WatchState.OPEN, 3, EVICTED, outcome=abi.Outcome.ORPHAN, release_ns=50)
     begun, ended = take_over("dev", over, [], record, 777)
     assert isinstance(begun, e.Held)

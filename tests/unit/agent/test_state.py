@@ -40,7 +40,7 @@ OWNER = SavedOwner(
     quarantined=((DEVICE, "memory: 1 MiB over"),),
     leased=(spot_container(),),
     unfinished=(),
-    handback=SavedHandBack(7, Trigger.HOLD, 123, "00-ab-cd-01"),
+    handback=SavedHandBack(7, Trigger.HOLD, 123),
 )
 
 
@@ -149,13 +149,12 @@ def test_a_write_that_fails_midway_leaves_the_old_file(
 
 def test_a_running_lease_and_a_hand_back_are_projected() -> None:
     world = lent(World(spots=[SpotLife(spot_container())]))
-    before = project(world.owner, None)
+    before = project(world.owner)
     assert before.watching
     assert before.leased == (spot_container(),)
     world.owner_calls()
     world.run(5_000_000)
-    during = project(world.owner, "00-ab-cd-01")
+    during = project(world.owner)
     assert not during.watching
     assert during.unfinished == (spot_container(),)
     assert during.handback is not None
-    assert during.handback.traceparent == "00-ab-cd-01"
