@@ -151,10 +151,9 @@ class Attr(StrEnum):
     """Span and log attribute names: semantic conventions 1.44 where they have one, ours under `spotgpu.`."""
 
     # semantic conventions: hardware, container, process, errors
-    HW_ID = "hw.id"  # the GPU's UUID; on the root only when the hand-back is of one device
+    HW_ID = "hw.id"  # the GPU's UUID; on the root, as the others, what all devices have in common
     HW_TYPE = "hw.type"
     HW_NAME = "hw.name"
-    HW_MODEL = "hw.model"
     HW_VENDOR = "hw.vendor"
     HW_DRIVER_VERSION = "hw.driver_version"
     CONTAINER_ID = "container.id"  # the owner's

@@ -8,7 +8,7 @@ where that one ended, so they add up, and what is left over is exported as unexp
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,17 +87,19 @@ class HandBacks:
         boot: the kernel's boot id.
         since_ns: when this agent began, CLOCK_MONOTONIC: a return from before it is another agent's trace,
             in which this one goes on.
+        hardware: attributes of each device.
     """
 
     metrics: Metrics
     clock: Clock
     boot: str
     since_ns: int
+    hardware: Mapping[str, Mapping[Attr, str]] = field(default_factory=dict)
     traces: dict[str, HandBackTrace] = field(default_factory=dict)
 
     def begin(self, command: Begin, owner: OwnerState) -> HandBackTrace:
         """Start (or resume) the trace."""
-        attributes = _begin_attributes(command, owner)
+        attributes = _begin_attributes(command, owner) | self._hardware(owner.devices)
         if command.first_ns < self.since_ns:
             attributes[Attr.RESUMED.value] = True
         ids = derived_ids(self.boot, owner.name, command.watch, command.id, command.first_ns)
@@ -106,6 +108,12 @@ class HandBacks:
         if command.trigger is Trigger.HOLD:
             self.metrics.hold_started(owner.name, self.clock.to_wall_ns(command.first_ns) / 1e9)
         return trace
+
+    def _hardware(self, devices: Sequence[str]) -> dict[str, Value]:
+        """What all of these devices have in common."""
+        each = [self.hardware.get(device, {}) for device in devices]
+        first = each[0] if each else {}
+        return {key.value: text for key, text in first.items() if all(one.get(key) == text for one in each)}
 
     def take(self, owner: str) -> HandBackTrace | None:
         """The trace under way, to be finished: another may begin at once."""
@@ -121,7 +129,7 @@ class HandBacks:
         if report.trigger is Trigger.HOLD:
             trace.phase(Phase.OWNER_HOLD, report.first_ns, report.release_ns or report.end_ns)
         for step in steps(report):
-            attributes = {"spotgpu.attempts": step.attempts} if step.attempts else {}
+            attributes = {Attr.ATTEMPTS.value: step.attempts} if step.attempts else {}
             trace.phase(step.phase, step.start_ns, step.end_ns, attributes, step.error_type)
         summary = trace.finish(report.end_ns, report.outcome, _end_attributes(report), report.error_type)
         held = report.trigger is Trigger.HOLD
@@ -171,12 +179,9 @@ def _begin_attributes(command: Begin, owner: OwnerState) -> dict[str, Value]:
         Attr.OWNER.value: owner.name,
         Attr.DEVICES.value: list(owner.devices),
         Attr.TRIGGER.value: command.trigger.value,
-        Attr.HW_TYPE.value: "gpu",
         Attr.SPOT_CONTAINERS.value: [spot.id for spot in command.spots],
         Attr.SPOT_CGROUPS.value: [str(spot.cgroup) for spot in command.spots],
     }
-    if len(owner.devices) == 1:
-        attributes[Attr.HW_ID.value] = owner.devices[0]
     if owner.container is not None:
         attributes[Attr.CONTAINER_ID.value] = owner.container.id
     if command.watch is not None:

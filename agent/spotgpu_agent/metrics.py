@@ -181,14 +181,15 @@ class Metrics:
         """A device's health axis: False after an unproven release, an Xid, or a lost device."""
         self._devices.health(device, healthy)
 
-    def set_khook(self, stats: Mapping[str, int], version: str | None = None) -> None:
-        """What the module says of itself.
+    def set_khook(self, now: Mapping[str, int], total: Mapping[str, int], version: str | None = None) -> None:
+        """What the module says of itself, by the names of khook.h without KHOOK_A_STAT_, in lower case.
 
         Args:
-            stats: GET_STATS, by the names of khook.h without KHOOK_A_STAT_, in lower case (`deadline_eio`).
+            now: present numbers (`gates`).
+            total: counters (`deadline_eio`).
             version: the module's ABI version, for `spotgpu_module_info`.
         """
-        self._module.stats = dict(stats)
+        self._module.stats = {**now, **total}
         if version is not None:
             self._module_info.info({"version": printable(version, 64)})
 

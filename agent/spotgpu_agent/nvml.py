@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spotgpu.names import Attr
 from spotgpu_agent.child import Child
 from spotgpu_agent.errors import ChildError
 from spotgpu_agent.model import Amounts, ProcessMemory
@@ -36,6 +37,19 @@ class Inventory:
 
     gpus: tuple[Gpu, ...]
     driver: str
+
+    def attributes(self, vendor: str) -> dict[str, dict[Attr, str]]:
+        """What the trace of a hand-back says of each GPU (OpenTelemetry's hw.*), by UUID."""
+        return {
+            gpu.uuid: {
+                Attr.HW_ID: gpu.uuid,
+                Attr.HW_TYPE: "gpu",
+                Attr.HW_NAME: gpu.name,
+                Attr.HW_VENDOR: vendor,
+                Attr.HW_DRIVER_VERSION: self.driver,
+            }
+            for gpu in self.gpus
+        }
 
 
 class Nvml:

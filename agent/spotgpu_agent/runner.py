@@ -65,7 +65,9 @@ class Runner:
         self._clock = clock
         self._state = begin_state(node.config)
         self._boot_id = boot_id()
-        self._traces = HandBacks(metrics, clock, self._boot_id, clock.monotonic_ns())
+        self._traces = HandBacks(
+            metrics, clock, self._boot_id, clock.monotonic_ns(), node.inventory.attributes(node.config.vendor)
+        )
         self._tasks = Tasks()
         self._effects = Effects(node, clock, self._tasks, self.state, self.dispatch)
         self._saving = False

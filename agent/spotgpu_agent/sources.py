@@ -125,7 +125,7 @@ class Sources:
             except BackendError as error:
                 self._gone(error.message)
                 return
-            self._metrics.set_khook(stats.total, str(stats.version))
+            self._metrics.set_khook(stats.now, stats.total, str(stats.version))
             self._metrics.heartbeat(time.time())
             await asyncio.sleep(min(beat_s or STATS_S, STATS_S))
 

@@ -29,12 +29,18 @@ class CgroupKey:
 
     id: int
 
+    def __str__(self) -> str:
+        return f"cgroup {self.id}"
+
 
 @dataclass(frozen=True, slots=True)
 class PidnsKey:
     """A pid namespace with its descendants. `inum`: the inode number of /proc/PID/ns/pid."""
 
     inum: int
+
+    def __str__(self) -> str:
+        return f"pidns {self.inum}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,9 @@ class ProcessKey:
 
     pid: int
     start_ticks: int
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} started at {self.start_ticks}"
 
 
 Key = CgroupKey | PidnsKey | ProcessKey

@@ -107,6 +107,8 @@ def test_the_owners_call_is_executed_once_and_alone_200_times(rig: Rig) -> None:
 def test_eight_spot_processes(rig: Rig) -> None:
     trace = hand_back(rig, "kill", procs=8)
     assert trace.root.attributes["spotgpu.outcome"] == "released"
+    assert trace.root.attributes["hw.driver_version"]
+    assert metric("spotgpu_module_gates") >= 2
 
 
 def test_notify_leaves_the_kill_to_the_agent(rig: Rig) -> None:

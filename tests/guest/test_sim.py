@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.guestlib.containerd import wait_until
+from tests.guestlib.leftovers import blocked_tasks
 from tests.sim.clients import (
     CUDA_CLIENT,
     ClientError,
@@ -552,6 +553,8 @@ def test_a_blocked_gpu_blocks_its_callers_unkillably_and_no_others(sim: Sim) -> 
         for process in stuck:
             wait_until(lambda pid=process.pid: waits_in_driver(pid), LIMIT_S, "a blocked call")  # type: ignore[misc]
         assert python(ASK_ONE.format(gpu=0)).stdout == f"{MIB}\n"
+        named = " ".join(blocked_tasks())
+        assert all(f"({process.pid})" in named for process in stuck), "the check after every suite sees them"
         stuck[0].kill()
         with pytest.raises(subprocess.TimeoutExpired):
             stuck[0].wait(1)

@@ -138,6 +138,18 @@ def test_a_hand_back_is_counted_and_its_trace_ended() -> None:
     assert sample("spotgpu_owner_blocked") == 0
 
 
+def test_the_root_has_what_its_devices_have_in_common() -> None:
+    them = handbacks()
+    them.hardware = {
+        DEVICE: {Attr.HW_ID: DEVICE, Attr.HW_NAME: "H"},
+        "b": {Attr.HW_ID: "b", Attr.HW_NAME: "H"},
+    }
+    assert them.begin(BEGIN, owner_state()).attributes.items() >= {("hw.id", DEVICE), ("hw.name", "H")}
+    both = them.begin(BEGIN, replace(owner_state(), devices=(DEVICE, "b"))).attributes
+    assert both["hw.name"] == "H"
+    assert "hw.id" not in both
+
+
 def test_an_agent_that_starts_in_a_return_goes_on_in_its_trace() -> None:
     first = handbacks().begin(BEGIN, owner_state())
     again = handbacks(since_ns=1001 * MS).begin(BEGIN, owner_state())

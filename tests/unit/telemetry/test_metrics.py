@@ -12,8 +12,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from spotgpu.names import DeviceState, EvictionMethod, EvictionReason, Outcome, Phase, Trigger, Witness
 from spotgpu_agent.clock import Clock
-from spotgpu_agent.metrics import EVENT_SOURCES, MAX_DEVICES, Metrics
+from spotgpu_agent.metrics import EVENT_SOURCES, MAX_DEVICES, Metrics, _Module
 from spotgpu_agent.tracing import TraceStats
+from spotgpu_khook import abi as khook
 
 TRACE, SPAN = "a" * 32, "b" * 16
 
@@ -85,7 +86,7 @@ def full(metrics: Metrics) -> Any:
     metrics.eviction("OwnerBack", "khook", 0.2, TRACE, SPAN)
     metrics.event("khook", "hold", 0.001)
     metrics.device("GPU-1", "lent", "dev-box")
-    metrics.set_khook({"deadline": 2, "holds": 1}, "1")
+    metrics.set_khook({"holds": 1}, {"deadline": 2}, "1")
     return metrics
 
 
@@ -235,22 +236,21 @@ def test_an_unknown_kind_of_event_is_other(metrics: Metrics) -> None:
 
 
 def test_the_module_counts_by_itself(metrics: Metrics) -> None:
-    stats = {
-        "gates": 2,
-        "watches": 3,
-        "holds": 1,
-        "deadline": 4,
-        "orphan": 5,
-        "overflow": 6,
-        "released": 7,
-        "killed": 8,
-    }
-    metrics.set_khook(stats, version="1\n")
+    now = {"gates": 2, "watches": 3, "holds": 1}
+    total = {"deadline": 4, "orphan": 5, "overflow": 6, "released": 7, "killed": 8}
+    metrics.set_khook(now, total, version="1\n")
     assert value(metrics, "module_gates") == 2
     assert value(metrics, "module_returns_total", outcome="released") == 7
     assert value(metrics, "module_failopen_total", reason="overflow") == 6
     assert value(metrics, "module_signals_sent_total") == 8
     assert value(metrics, "module_info", version="1\\n") == 1
+
+
+def test_the_module_is_asked_by_names_it_has() -> None:
+    there = {attr.name.removeprefix("STAT_").lower() for attr in khook.Attr if attr.name.startswith("STAT_")}
+    asked = {*_Module.NOW, *_Module.RETURNS, *_Module.FAILOPEN, *_Module.COUNTS}
+    assert asked <= there
+    assert there - asked <= {"returns", "holds_total", "selftests"}
 
 
 def test_clock_error_is_shown(metrics: Metrics) -> None:
