@@ -60,7 +60,7 @@ class HoldBackend(Protocol):
         """The agent lives."""
 
     async def arm(self, fd: int, classifier: str) -> Gate:
-        """Make the handler behind a node\'s fd a gate, or a lost one again. Repeats are harmless."""
+        """Make the handler behind a node's fd a gate, or a lost one again. Repeats are harmless."""
 
     async def detect(self, cgroup: int, policy: Policy) -> Watch:
         """Watch a cgroup; again, when its return has ended. When this returns, no later call of it passes."""
