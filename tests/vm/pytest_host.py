@@ -2,8 +2,9 @@
 """The pytest plugin on the host: a guest test becomes one item a kernel, and its reports come from the guest.
 
 One guest a kernel runs all its selected tests, in the host's order; a test marked `own_guest` has a guest to
-itself. Guests run one at a time. The kernel's console is read as each test finishes, so that a WARNING fails
-the test under which it appeared.
+itself. The first guest runs beside the host's own tests, then as many as there are cores: a guest keeps
+little more than one busy. The kernel's console is read as each test finishes, so that a WARNING fails the
+test under which it appeared.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ TEST_LIMIT_S = 600.0
 CONSOLE_LAG_S = 10.0
 STOP_LIMIT_S = 15.0
 _RUN = pytest.StashKey["GuestRun"]()
-_RUNS = pytest.StashKey["list[GuestRun]"]()
+_RUNS = pytest.StashKey["GuestRuns"]()
 
 
 class GuestItem(pytest.Item):
@@ -69,7 +71,7 @@ class GuestItem(pytest.Item):
 
 
 class GuestRun:
-    """One guest and the tests it runs. It boots when the first of them is asked for."""
+    """One guest and the tests it runs."""
 
     def __init__(self, kernel: str, items: list[GuestItem], limit_s: float, variants: Sequence[str]) -> None:
         self._guest = find_guest(kernel)
@@ -79,7 +81,6 @@ class GuestRun:
         self._out_dir = run_dir(kernel)
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._outcomes = Outcomes()
-        self._thread: threading.Thread | None = None
         self._watchdog = Watchdog({item.guest_id for item in items if item.soak})
         self._ended = False
         self._lost_told = False
@@ -88,9 +89,6 @@ class GuestRun:
 
     def reports(self, item: GuestItem, config: pytest.Config) -> Iterator[pytest.TestReport]:
         """Give the reports of `item` as the guest makes them; a failure if it makes none."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._live, name=f"guest-{self._guest.key}", daemon=True)
-            self._thread.start()
         given = 0
         while True:
             known = self._outcomes.reports.get(item.guest_id, [])
@@ -113,13 +111,8 @@ class GuestRun:
             yield failure(item.nodeid, item.location, text, "call", lost=True)
 
     def stop(self, reason: str) -> None:
-        """End the guest if it lives, and wait for its end.
-
-        An image or a module that is being built is not waited for long: its commands die with this process.
-        """
+        """End the guest at the next chance."""
         self._watchdog.give_up(reason)
-        if self._thread:
-            self._thread.join(timeout=STOP_LIMIT_S)
 
     def _take_event(self) -> None:
         event = self._events.get()
@@ -128,7 +121,7 @@ class GuestRun:
         else:
             self._outcomes.take(event)
 
-    def _live(self) -> None:
+    def live(self) -> None:
         """Boot and stay until the guest ends (in a thread of its own)."""
         command = ["python3", "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "tests.vm.pytest_guest"]
         command += [
@@ -162,6 +155,41 @@ class GuestRun:
         event = json.loads(line)
         self._watchdog.heard(event, time.monotonic())
         self._events.put(event)
+
+
+class GuestRuns:
+    """All guests of a session, begun in order by a few threads."""
+
+    def __init__(self, runs: Iterable[GuestRun]) -> None:
+        self._runs = list(runs)
+        self._waiting = deque(self._runs)
+        self._threads: list[threading.Thread] = []
+
+    def begin(self, count: int) -> None:
+        """See to it that so many guests run at once, as long as there are some."""
+        for number in range(len(self._threads), min(count, len(self._runs))):
+            thread = threading.Thread(target=self._live, name=f"guests-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self, reason: str) -> None:
+        """End the guests that live, and wait for their end.
+
+        An image or a module that is being built is not waited for long: its commands die with this process.
+        """
+        self._waiting.clear()
+        for run in self._runs:
+            run.stop(reason)
+        for thread in self._threads:
+            thread.join(timeout=STOP_LIMIT_S)
+
+    def _live(self) -> None:
+        while True:
+            try:
+                run = self._waiting.popleft()
+            except IndexError:
+                return
+            run.live()
 
 
 class Watchdog:
@@ -276,7 +304,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         runs.append(GuestRun(kernel, group, limit_s, variants))
         for item in group:
             item.stash[_RUN] = runs[-1]
-    session.stash[_RUNS] = runs
+    session.stash[_RUNS] = GuestRuns(runs)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Begin the first guest beside the host's own tests, where there is a core for it."""
+    if not session.config.option.collectonly and _cores() > 1:
+        session.stash[_RUNS].begin(1)
+
+
+def _cores() -> int:
+    return os.cpu_count() or 1
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -284,6 +323,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Report a guest item from its guest; pytest's own protocol does all others."""
     if not isinstance(item, GuestItem):
         return None
+    item.session.stash[_RUNS].begin(_cores())
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in item.stash[_RUN].reports(item, item.config):
         item.ihook.pytest_runtest_logreport(report=report)
@@ -305,6 +345,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End the guests that still live: after -x, a failed session or an interrupt."""
-    for run in session.stash.get(_RUNS, []):
-        run.stop("the test session ended")
+    if runs := session.stash.get(_RUNS, None):
+        runs.stop("the test session ended")
     host.set_sink(None)
