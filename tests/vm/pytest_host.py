@@ -2,9 +2,9 @@
 """The pytest plugin on the host: a guest test becomes one item a kernel, and its reports come from the guest.
 
 One guest a kernel runs all its selected tests, in the host's order; a test marked `own_guest` has a guest to
-itself. The first guest runs beside the host's own tests, then as many as there are cores: a guest keeps
-little more than one busy. The kernel's console is read as each test finishes, so that a WARNING fails the
-test under which it appeared.
+itself. As many guests run at once as there are cores, for each keeps little more than one busy; none runs
+beside the host's own tests, which change this process's environment. The kernel's console is read as each
+test finishes, so that a WARNING fails the test under which it appeared.
 """
 
 from __future__ import annotations
@@ -308,22 +308,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Begin the first guest beside the host's own tests, where there is a core for it."""
-    if not session.config.option.collectonly and _cores() > 1:
-        session.stash[_RUNS].begin(1)
-
-
-def _cores() -> int:
-    return os.cpu_count() or 1
-
-
-@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Report a guest item from its guest; pytest's own protocol does all others."""
     if not isinstance(item, GuestItem):
         return None
-    item.session.stash[_RUNS].begin(_cores())
+    item.session.stash[_RUNS].begin(os.cpu_count() or 1)
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in item.stash[_RUN].reports(item, item.config):
         item.ihook.pytest_runtest_logreport(report=report)
