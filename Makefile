@@ -15,7 +15,7 @@ help:
 	@echo "make check | unit | vm K=6.12  a part of it: static checks, host tests, the guest tests of one kernel"
 	@echo "make soak [K=6.12]             the same promises with long counts"
 	@echo "make bench [ONLY=P1]           the figures, into build/bench.json"
-	@echo "make shell [K=6.12]            an interactive guest with everything loaded"
+	@echo "make shell [K=6.12]            an interactive guest: a whole node, lending"
 	@echo "make clean                     forget build/ (the caches in ~/.cache/spotgpu stay)"
 
 setup:
@@ -44,7 +44,7 @@ bench: setup
 	@$(PY) tests/bench/run.py -k $(K) $(if $(ONLY),--only $(ONLY))
 
 shell: setup
-	@$(PY) tests/vm/run.py -k $(K) --shell
+	@$(PY) tests/vm/run.py -k $(K) --shell --mem 4096 -- python3 tests/demo/shell.py
 
 clean:
 	rm -rf build tests/sim/build
