@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what to build for the guests (repeatable; `none`); default: everything",
     )
     group.addoption(
-        "--guest-limit", type=float, metavar="S", help="limit of one guest's life, seconds (1800; soak 14400)"
+        "--guest-limit", type=float, metavar="S", help="limit of one guest's life, seconds (2400; soak 14400)"
     )
 
 

@@ -29,7 +29,7 @@ from tests.vm.outcomes import Outcomes, Report, failure, fault_text, lost_text, 
 from tests.vm.run import LostGuest, boot, run_dir
 
 GUEST_TESTS = Path(__file__).resolve().parents[1] / "guest"
-LIMIT_S = 1800.0
+LIMIT_S = 2400.0
 SOAK_LIMIT_S = 14400.0
 # A test that hangs must not eat the limit of all tests after it; soak tests may take as long as they like.
 TEST_LIMIT_S = 600.0
