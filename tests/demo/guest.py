@@ -62,6 +62,14 @@ def nodes(gpus: Sequence[Gpu]) -> list[str]:
     return [*(f"/dev/nvidia{gpu.index}" for gpu in gpus), "/dev/nvidiactl", "/dev/nvidia-uvm"]
 
 
+def load(gpus: int) -> Sim:
+    """Load the driver, its libraries, and khook."""
+    sim = Sim.load(gpus=gpus, memory_mib=81920, teardown_ms_per_ctx=TEARDOWN_MS)
+    sim.install_libraries()
+    subprocess.run(["insmod", str(BUILD / "kmod/khook.ko")], check=True)
+    return sim
+
+
 def start_pair(number: int, gpus: Sequence[Gpu]) -> Pair:
     """Start an owner that uses no GPU, and a spot container that burns the owner's GPUs."""
     env = {"NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in gpus)}
@@ -207,9 +215,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, required=True)
     options = parser.parse_args()
     headline("a node: containerd, khook, simulated GPUs")
-    sim = Sim.load(gpus=options.gpus, memory_mib=81920, teardown_ms_per_ctx=TEARDOWN_MS)
-    sim.install_libraries()
-    subprocess.run(["insmod", str(BUILD / "kmod/khook.ko")], check=True)
+    sim = load(options.gpus)
     with running_containerd():
         return 0 if demo(options.owners, sim) else 1
 

@@ -11,17 +11,15 @@ from pathlib import Path
 from spotgpu.names import TRACES_ENV
 from tests.demo.guest import (
     AGENT_LIMIT_S,
-    BUILD,
     CONFIG,
     RESULTS,
-    TEARDOWN_MS,
     headline,
     lent,
+    load,
     start_pair,
     write_config,
 )
 from tests.guestlib.containerd import NAMESPACE, start_containerd, wait_until
-from tests.sim.nvsim import Sim
 
 BIN = Path("/usr/local/bin")
 LOG = Path("/run/spotgpu/agent.log")
@@ -39,9 +37,7 @@ def install(name: str, command: str) -> None:
 def main() -> None:
     """Set the node up and leave it running."""
     headline("a node: containerd, khook, simulated GPUs, an owner, a spot container, the agent")
-    sim = Sim.load(gpus=GPUS, memory_mib=81920, teardown_ms_per_ctx=TEARDOWN_MS)
-    sim.install_libraries()
-    subprocess.run(["insmod", str(BUILD / "kmod/khook.ko")], check=True)
+    sim = load(GPUS)
     start_containerd()
     write_config([start_pair(0, sim.gpus())])
     install("spotgpu", f'{sys.executable} -m spotgpu "$@"')
