@@ -49,16 +49,6 @@ static int khook_put_first(struct sk_buff *skb, const struct khook_return *ret)
 	return 0;
 }
 
-static int khook_put_eviction(struct sk_buff *skb, const struct khook_return *ret)
-{
-	if (khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ||
-	    khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ||
-	    khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ||
-	    nla_put_u32(skb, KHOOK_A_PASSES, ret->passes))
-		return -EMSGSIZE;
-	return 0;
-}
-
 static int khook_put_end(struct sk_buff *skb, const struct khook_return *ret)
 {
 	if (khook_put_u64(skb, KHOOK_A_RELEASE_NS, ret->release_ns) ||

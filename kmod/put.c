@@ -33,6 +33,16 @@ int khook_put_caller(struct sk_buff *skb, const struct khook_caller *caller)
 	return 0;
 }
 
+int khook_put_eviction(struct sk_buff *skb, const struct khook_return *ret)
+{
+	if (khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ||
+	    khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ||
+	    khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ||
+	    nla_put_u32(skb, KHOOK_A_PASSES, ret->passes))
+		return -EMSGSIZE;
+	return 0;
+}
+
 int khook_put_gate(struct sk_buff *skb, const struct khook_gate *gate)
 {
 	if (nla_put_u32(skb, KHOOK_A_GATE, gate->id) || nla_put_u32(skb, KHOOK_A_DEV, gate->dev) ||
@@ -77,10 +87,7 @@ static int khook_put_watch_policy(struct sk_buff *skb, const struct khook_policy
 static int khook_put_watch_return(struct sk_buff *skb, const struct khook_return *ret)
 {
 	if (khook_put_u64(skb, KHOOK_A_RETURN, ret->id) ||
-	    khook_put_u64(skb, KHOOK_A_FIRST_NS, ret->first_ns) ||
-	    khook_put_u64(skb, KHOOK_A_KILL_NS, ret->kill_ns) ||
-	    khook_put_u64(skb, KHOOK_A_KILLED_NS, ret->killed_ns) ||
-	    khook_put_u64(skb, KHOOK_A_EMPTY_NS, ret->empty_ns) ||
+	    khook_put_u64(skb, KHOOK_A_FIRST_NS, ret->first_ns) || khook_put_eviction(skb, ret) ||
 	    khook_put_u64(skb, KHOOK_A_RELEASE_NS, ret->release_ns) ||
 	    nla_put_u32(skb, KHOOK_A_OUTCOME, ret->outcome))
 		return -EMSGSIZE;

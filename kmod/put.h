@@ -13,6 +13,7 @@ struct khook_hold;
 
 int khook_put_u64(struct sk_buff *skb, enum khook_attr attr, u64 value);
 int khook_put_caller(struct sk_buff *skb, const struct khook_caller *caller);
+int khook_put_eviction(struct sk_buff *skb, const struct khook_return *ret);
 int khook_put_gate(struct sk_buff *skb, const struct khook_gate *gate);
 int khook_put_watch(struct sk_buff *skb, struct khook_watch *w);
 int khook_put_hold(struct sk_buff *skb, const struct khook_watch *w, const struct khook_hold *h);

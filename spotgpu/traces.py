@@ -166,7 +166,7 @@ class TraceLog:
                 self.skipped += 1
             else:  # a later span of the same id is the same span, told again by a restarted agent
                 spans[trace_id][span.span_id] = span
-        return [trace for each in spans.values() if (trace := _assemble(each.values())) is not None]
+        return [trace for each in spans.values() if (trace := assemble(each.values())) is not None]
 
     def _lines(self) -> Iterator[tuple[str, str]]:
         """(trace id, line) of every line that looks like a span, oldest first."""
@@ -203,7 +203,8 @@ class TraceLog:
         return found
 
 
-def _assemble(spans: Iterable[Span]) -> Trace | None:
+def assemble(spans: Iterable[Span]) -> Trace | None:
+    """The trace that spans of one trace id make; None without their root, which is written last."""
     ordered = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
     root = next((span for span in ordered if span.parent is None), None)
     if root is None:

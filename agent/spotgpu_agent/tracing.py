@@ -12,7 +12,6 @@ was: the root it exports is the very span that the dead agent never could.
 from __future__ import annotations
 
 import hashlib
-import random
 import threading
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -168,7 +167,7 @@ class HandBackTrace:
         first_ns: int,
         attributes: Attributes,
         *,
-        ids: tuple[int, int] | None = None,
+        ids: tuple[int, int],
         links: Sequence[str] = (),
         clock: Clock = _CLOCK,
     ) -> HandBackTrace:
@@ -177,12 +176,10 @@ class HandBackTrace:
         Args:
             first_ns: when the owner was first blocked, CLOCK_MONOTONIC.
             attributes: of the root span; see spotgpu.names.Attr.
-            ids: trace and root span id, from derived_ids(); drawn when there are none.
+            ids: trace and root span id, from derived_ids().
             links: traceparents of other traces (the steal that is being undone); what is not one is left out.
             clock: the converter to wall time; its offset of this moment serves the whole trace.
         """
-        if ids is None:
-            ids = (random.getrandbits(128) or 1, random.getrandbits(64) or 1)
         return HandBackTrace(first_ns, dict(attributes), tuple(links), clock.offset(), ids)
 
     @property

@@ -305,7 +305,7 @@ def _eviction(attrs: Attributes) -> Eviction:
         kill_ns=attrs.number(Attr.KILL_NS),
         killed_ns=attrs.number(Attr.KILLED_NS),
         empty_ns=attrs.number(Attr.EMPTY_NS),
-        passes=attrs.number(Attr.PASSES) if Attr.PASSES in attrs else 0,
+        passes=attrs.number(Attr.PASSES),
     )
 
 

@@ -155,7 +155,7 @@ enum khook_default {
  *	_CLASSIFIER, _METHOD, _GATE_STATE, _CALLS (redirected), _HOLDS.
  * @KHOOK_CMD_GET_WATCH: dump. Each: KHOOK_A_WATCH, its key, its policy,
  *	_WATCH_STATE, _RETURN, _HOLDS, _FIRST_NS, _KILL_NS, _KILLED_NS, _EMPTY_NS,
- *	_RELEASE_NS, _OUTCOME, and one KHOOK_A_LEASE_CGROUP per lease.
+ *	_PASSES, _RELEASE_NS, _OUTCOME, and one KHOOK_A_LEASE_CGROUP per lease.
  * @KHOOK_CMD_GET_HOLD: dump. Each: KHOOK_A_HOLD, _WATCH, _RETURN, and what
  *	EVENT_HOLD says of the caller, _AGE_NS since it fell asleep. A signal ends
  *	a hold; the call that starts again is another one of the same return.

@@ -109,13 +109,13 @@ class Eviction:
         kill_ns: the first signal; 0 also if nobody was there to kill.
         killed_ns: the end of the first pass.
         empty_ns: the lease was found unpopulated.
-        passes: how often every process was looked at; 0 where it is not told (dumps).
+        passes: how often every process was looked at.
     """
 
     kill_ns: int
     killed_ns: int
     empty_ns: int
-    passes: int = 0
+    passes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ async def test_the_lease_is_killed_at_the_first_hold(rig: Rig) -> None:
         await khook.release(watching.id)
         release = await next_release(events)
         assert (await call.result())["errors"] == 0
-    assert empty.eviction == release.eviction
+        (dumped,) = [one for one in await khook.watches() if one.id == watching.id]
+    assert empty.eviction == release.eviction == dumped.eviction
     eviction = release.eviction
     assert hold.first_ns < eviction.kill_ns < eviction.killed_ns < eviction.empty_ns < release.release_ns
     assert eviction.passes >= 1

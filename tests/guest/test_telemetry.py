@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from opentelemetry import trace
@@ -19,7 +20,7 @@ from opentelemetry import trace
 from spotgpu.names import Attr, Outcome, Phase
 from spotgpu_agent.clock import Clock
 from spotgpu_agent.telemetry import setup
-from spotgpu_agent.tracing import HandBackTrace, TraceStats
+from spotgpu_agent.tracing import HandBackTrace, TraceStats, derived_ids
 
 TRACEFS = Path("/sys/kernel/tracing")
 MS = 1_000_000
@@ -49,7 +50,9 @@ def test_kernel_stamps_are_on_our_clock() -> None:
 
 def recorded() -> HandBackTrace:
     first = time.monotonic_ns()
-    made = HandBackTrace.begin(first, {Attr.OWNER: "dev-box", Attr.DEVICES: ["GPU-1"]})
+    made = HandBackTrace.begin(
+        first, {Attr.OWNER: "dev-box", Attr.DEVICES: ["GPU-1"]}, ids=derived_ids(uuid4())
+    )
     for n, name in enumerate(Phase):
         made.phase(name, first + n * MS, first + (n + 1) * MS, {Attr.HOLDS: n})
     return made

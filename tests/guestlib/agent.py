@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from spotgpu.traces import Span, Trace, parse_span
+from spotgpu.traces import Span, Trace, assemble, parse_span
 from tests.guestlib.containerd import (
     CGROUPS,
     NAMESPACE,
@@ -294,11 +294,9 @@ class Rig:
             span = parse_span(line)
             assert span is not None, line
             spans = self._spans.setdefault(span.trace_id, [])
-            if span.parent is None:  # the root ends last
-                spans.sort(key=lambda one: (one.start_ns, -one.end_ns))
-                self._ended.append(Trace(span.trace_id, span, tuple(spans)))
-            else:
-                spans.append(span)
+            spans.append(span)
+            if span.parent is None and (trace := assemble(spans)) is not None:  # the root ends last
+                self._ended.append(trace)
 
     # The end ------------------------------------------------------------------------------------------------
 

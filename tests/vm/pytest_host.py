@@ -2,9 +2,9 @@
 """The pytest plugin on the host: a guest test becomes one item a kernel, and its reports come from the guest.
 
 One guest a kernel runs all its selected tests, in the host's order; a test marked `own_guest` has a guest to
-itself. As many guests run at once as there are cores, for each keeps little more than one busy; none runs
-beside the host's own tests, which change this process's environment. The kernel's console is read as each
-test finishes, so that a WARNING fails the test under which it appeared.
+itself. As many guests run at once as there are slots (slots.py); none runs beside the host's own tests, which
+change this process's environment. The kernel's console is read as each test finishes, so that a WARNING fails
+the test under which it appeared.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.vm.console import Fault, scan
 from tests.vm.guests import GUESTS, find_guest
 from tests.vm.outcomes import Outcomes, Report, failure, fault_text, lost_text, strict_skip
 from tests.vm.run import LostGuest, boot, run_dir
+from tests.vm.slots import slot_count
 
 GUEST_TESTS = Path(__file__).resolve().parents[1] / "guest"
 LIMIT_S = 2400.0
@@ -312,7 +313,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     """Report a guest item from its guest; pytest's own protocol does all others."""
     if not isinstance(item, GuestItem):
         return None
-    item.session.stash[_RUNS].begin(os.cpu_count() or 1)
+    item.session.stash[_RUNS].begin(slot_count())
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in item.stash[_RUN].reports(item, item.config):
         item.ihook.pytest_runtest_logreport(report=report)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import shutil
 import signal
 import sys
@@ -43,10 +42,6 @@ FAULT_STATUS = 76
 SOFT_MARGIN_S = 15.0
 SOFT_LEAST_S = 45.0
 _SHELL_LIMIT_S = 86400.0
-BOOTS = 3
-# The kernel patches its own text as it boots, and under multi-threaded emulation the other vCPU may meet the
-# breakpoint when it is no longer expected.
-_SLIP = re.compile(r"\bint3: 0000 \[#")
 
 
 class LostGuest(HarnessError):  # noqa: N818 - a guest is lost, which is not an error of the harness
@@ -118,46 +113,19 @@ def boot(
             held.enter_context(slot(stop=stop))
         disk = make_job_disk(image, builds, job, environment, extra_files or {}, Path(scratch))
         say(f"guest {guest.key}: boots {image.release} ({accelerator}{', icount' if icount else ''})")
-        command = command_line(image, site, disk, machine, out_dir)
-
-        def live() -> Ended:
-            return Life(
-                guest.key,
-                out_dir,
-                timeout_s=timeout_s,
-                beats=not (icount or interactive),
-                stream=stream,
-                interactive=interactive,
-                on_event=on_event,
-                stop=stop,
-            ).watch(command)
-
+        life = Life(
+            guest.key,
+            out_dir,
+            timeout_s=timeout_s,
+            beats=not (icount or interactive),
+            stream=stream,
+            interactive=interactive,
+            on_event=on_event,
+            stop=stop,
+        )
         held.enter_context(_terminal_kept(interactive))
-        ended = boot_until_it_does(out_dir, live)
+        ended = life.watch(command_line(image, site, disk, machine, out_dir))
     return _conclude(ended, out_dir, allow)
-
-
-def boot_until_it_does(out_dir: Path, live: Callable[[], Ended]) -> Ended:
-    """Boot again a guest that the emulator lost before its job began: nothing that is tested had run.
-
-    The console of each such boot is kept as console-N.log. Any other end is the guest's own.
-    """
-    for number in range(1, BOOTS):
-        ended = live()
-        if ended.lost is None or not _slipped(out_dir):
-            return ended
-        say(f"the emulator lost the guest as it booted (see console-{number}.log): it boots again")
-        (out_dir / "console.log").rename(out_dir / f"console-{number}.log")
-        (out_dir / "console.log").touch()
-        for name in ("control.log", "events.log"):
-            (out_dir / name).unlink(missing_ok=True)
-    return live()
-
-
-def _slipped(out_dir: Path) -> bool:
-    control = out_dir / "control.log"
-    begun = control.exists() and "job " in control.read_text(errors="replace")
-    return not begun and bool(_SLIP.search((out_dir / "console.log").read_text(errors="replace")))
 
 
 def _conclude(ended: Ended, out_dir: Path, allow: Sequence[str]) -> Result:

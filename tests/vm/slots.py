@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many guests run on this host at once: one a core, whoever started them.
+"""How many guests run on this host at once, whoever started them.
 
+A guest's tests keep about two thirds of a core busy and wait for the rest, so three guests fill two cores.
 More would only make each slower, until the limits that tell a hung guest from a living one mean nothing.
 """
 
@@ -18,20 +19,26 @@ WAIT_LIMIT_S = 3600.0
 _POLL_S = 0.5
 
 
+def slot_count() -> int:
+    """Guests that fill this host's cores."""
+    cores = os.cpu_count() or 1
+    return cores + cores // 2
+
+
 @contextmanager
 def slot(
     count: int | None = None,
     wait_limit_s: float = WAIT_LIMIT_S,
     stop: Callable[[], str | None] | None = None,
 ) -> Iterator[int]:
-    """Hold one of the host's `count` slots (default: its cores) and give its number.
+    """Hold one of the host's `count` slots (default: slot_count()) and give its number.
 
     A slot is a lock on a file, so that it ends with its holder. Raises HarnessError after `wait_limit_s`
     seconds, or when `stop` gives a reason.
     """
     home = cache_root() / "slots"
     home.mkdir(parents=True, exist_ok=True)
-    slots = count or os.cpu_count() or 1
+    slots = count or slot_count()
     deadline = time.monotonic() + wait_limit_s
     waited = False
     with ExitStack() as files:

@@ -32,7 +32,7 @@ from tests.unit.agent.worlds import (
 )
 
 WHO = k.Caller(900, 900, "python", 11, 1, 0xC3FF, 0xC020462B, abi.IoctlClass.COMPUTE, 1)
-NEVER = k.Eviction(0, 0, 0)
+NEVER = k.Eviction(0, 0, 0, 0)
 EVICTED = k.Eviction(11, 12, 13, 2)
 GATE = k.Gate(
     1, 0xC3FF, "nvidia", "nvidia_ioctl", abi.Classifier.NVIDIA_RM, abi.Method.FTRACE, abi.GateState.LIVE, 0, 0

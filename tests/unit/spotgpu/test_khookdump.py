@@ -27,7 +27,7 @@ def test_the_dumps_in_words() -> None:
         1,
         5,
         10**6,
-        Eviction(0, 0, 0),
+        Eviction(0, 0, 0, 0),
         0,
         Outcome.UNSPEC,
         (8, 9),

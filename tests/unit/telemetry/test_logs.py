@@ -8,13 +8,14 @@ import logging
 import subprocess
 import sys
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spotgpu_agent.logs import MAX_FIELDS, JsonFormatter, bind, setup
-from spotgpu_agent.tracing import HandBackTrace
+from spotgpu_agent.tracing import HandBackTrace, derived_ids
 
 HOSTILE = 'evil"}\n{"level":"critical"}\x1b[2J\x00\x85\u2028\u202e\ud800'
 
@@ -41,7 +42,7 @@ def test_fields_level_logger_and_time() -> None:
 
 
 def test_a_bound_trace_is_on_every_line_also_of_tasks_and_on_none_after() -> Any:
-    trace = HandBackTrace.begin(0, {})
+    trace = HandBackTrace.begin(0, {}, ids=derived_ids(uuid4()))
 
     async def main() -> Any:
         with bind(trace):

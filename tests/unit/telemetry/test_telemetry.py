@@ -9,6 +9,7 @@ import statistics
 import time
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from opentelemetry import trace
@@ -17,7 +18,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from spotgpu.errors import UsageError
 from spotgpu.names import TRACES_ENV, Attr, Outcome, Phase
 from spotgpu_agent.telemetry import QUEUE, Pump, setup
-from spotgpu_agent.tracing import HandBackTrace, TraceStats
+from spotgpu_agent.tracing import HandBackTrace, TraceStats, derived_ids
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 MS = 1_000_000
@@ -65,7 +66,9 @@ def nobody() -> Any:
 
 def hand_back(first_ns: int | None = None) -> HandBackTrace:
     first = first_ns or time.monotonic_ns()
-    recorder = HandBackTrace.begin(first, {Attr.OWNER: "dev-box", Attr.DEVICES: ["GPU-1", "GPU-2"]})
+    recorder = HandBackTrace.begin(
+        first, {Attr.OWNER: "dev-box", Attr.DEVICES: ["GPU-1", "GPU-2"]}, ids=derived_ids(uuid4())
+    )
     for n, name in enumerate(Phase):
         recorder.phase(name, first + n * MS, first + (n + 1) * MS, {Attr.HOLDS: n})
     return recorder
@@ -109,7 +112,10 @@ def test_exact_nanoseconds_end_to_end(start: Any, collector: Any, tmp_path: Path
 def test_line_has_all_that_a_reader_needs(start: Any, tmp_path: Path) -> None:
     telemetry = start(OTEL_RESOURCE_ATTRIBUTES="ignored=here")
     recorder = HandBackTrace.begin(
-        5, {Attr.OWNER: 'a"\n\x1b[2J'}, links=["00-" + "1" * 32 + "-" + "2" * 16 + "-01"]
+        5,
+        {Attr.OWNER: 'a"\n\x1b[2J'},
+        links=["00-" + "1" * 32 + "-" + "2" * 16 + "-01"],
+        ids=derived_ids(uuid4()),
     )
     recorder.event("owner.signal", 7, {"n": 1})
     recorder.finish(9, Outcome.DEADLINE, {"nan": float("nan")}, error_type="deadline")

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,7 +23,10 @@ STEAL = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def hand_back(first: Any = 1000 * MS) -> HandBackTrace:
     """One whole hand-back of 100 ms with 4 ms that no phase explains."""
     trace = HandBackTrace.begin(
-        first, {Attr.OWNER: "dev-box", Attr.HW_ID: "GPU-1"}, links=[STEAL, "nonsense"]
+        first,
+        {Attr.OWNER: "dev-box", Attr.HW_ID: "GPU-1"},
+        links=[STEAL, "nonsense"],
+        ids=derived_ids(uuid4()),
     )
     trace.phase(Phase.OWNER_HOLD, first, first + 100 * MS, {Attr.PROCESS_PID: 7})
     trace.phase(Phase.EVICT_KILL, first + 1 * MS, first + 3 * MS)
@@ -76,7 +80,7 @@ def test_phases_add_up_to_the_total(exported: InMemorySpanExporter) -> None:
 
 
 def test_much_unexplained_time_is_an_incomplete_trace(exported: InMemorySpanExporter) -> None:
-    trace = HandBackTrace.begin(0, {})
+    trace = HandBackTrace.begin(0, {}, ids=derived_ids(uuid4()))
     trace.phase(Phase.EVICT_KILL, 0, 80 * MS)
     assert not trace.finish(100 * MS, Outcome.RELEASED).complete
 
@@ -110,7 +114,7 @@ def test_links_lead_to_other_traces_and_nonsense_is_left_out(exported: InMemoryS
 
 def test_a_negative_span_is_clamped_and_counted(exported: InMemorySpanExporter) -> None:
     before = tracing.STATS.clamped
-    trace = HandBackTrace.begin(10 * MS, {})
+    trace = HandBackTrace.begin(10 * MS, {}, ids=derived_ids(uuid4()))
     trace.phase(Phase.EVICT_KILL, 20 * MS, 19 * MS)
     summary = trace.finish(5 * MS, Outcome.ABORTED, error_type="agent_error")
     spans = by_name(exported)
@@ -120,7 +124,7 @@ def test_a_negative_span_is_clamped_and_counted(exported: InMemorySpanExporter) 
 
 
 def test_a_failure_has_one_error_type_and_status(exported: InMemorySpanExporter) -> None:
-    trace = HandBackTrace.begin(0, {})
+    trace = HandBackTrace.begin(0, {}, ids=derived_ids(uuid4()))
     trace.phase(Phase.DRAIN_MEMORY, 0, MS, error_type="timeout")
     trace.finish(MS, Outcome.DEADLINE, error_type="deadline")
     spans = by_name(exported)
@@ -143,7 +147,7 @@ def test_an_unknown_outcome_is_refused(exported: InMemorySpanExporter) -> None:
 
 def test_a_trace_is_bounded(exported: InMemorySpanExporter) -> None:
     before = tracing.STATS.overflow
-    trace = HandBackTrace.begin(0, {})
+    trace = HandBackTrace.begin(0, {}, ids=derived_ids(uuid4()))
     for n in range(tracing.MAX_PHASES + 10):
         trace.phase(Phase.DRAIN_HANDLES, n, n + 1)
         trace.event("tick", n)
@@ -174,7 +178,7 @@ def test_the_sums_hold_for_any_phases_and_attributes(
     exported: InMemorySpanExporter, attributes: Any, steps: Any, end: Any
 ) -> None:
     exported.clear()
-    trace = HandBackTrace.begin(50, attributes)
+    trace = HandBackTrace.begin(50, attributes, ids=derived_ids(uuid4()))
     for name, start, until in steps:
         trace.phase(name, start, until, attributes)
     summary = trace.finish(end, Outcome.RELEASED)
@@ -186,7 +190,7 @@ def test_the_sums_hold_for_any_phases_and_attributes(
 def test_one_trace_has_one_offset(exported: InMemorySpanExporter) -> None:
     wall = [10**18]
     clock = Clock(wall=lambda: wall[0], every_ns=0)
-    trace = HandBackTrace.begin(time.monotonic_ns(), {}, clock=clock)
+    trace = HandBackTrace.begin(time.monotonic_ns(), {}, clock=clock, ids=derived_ids(uuid4()))
     start = trace.first_ns
     wall[0] += 3600 * 10**9  # the wall clock is stepped in the middle
     trace.phase(Phase.EVICT_KILL, start, start + MS)

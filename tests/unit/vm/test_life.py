@@ -15,7 +15,6 @@ import pytest
 from tests.vm import life
 from tests.vm.host import REPO
 from tests.vm.life import Ended, Life, Tail
-from tests.vm.run import BOOTS, boot_until_it_does
 
 
 def live(out_dir: Path, script: str, **options: Any) -> Ended:
@@ -79,50 +78,6 @@ def test_events_come_as_whole_lines(tmp_path: Path) -> None:
 
 def test_stop_ends_the_guest(tmp_path: Path) -> None:
     assert live(tmp_path, "exec sleep 60", stop=lambda: "enough").lost == "enough"
-
-
-SLIPS = "echo 'Oops: int3: 0000 [#1] PREEMPT SMP NOPTI' >console.log"
-
-
-@pytest.mark.parametrize(
-    ("first", "boots", "lost"),
-    [
-        (f"{SLIPS}; exit 0", 2, False),
-        (f"echo job 1.0 >>control.log; {SLIPS}; exit 0", 1, True),
-        ("echo 'BUG: something else' >console.log; exit 0", 1, True),
-        ("exit 0", 1, True),
-    ],
-)
-def test_a_guest_lost_by_the_emulator_as_it_booted_boots_again(
-    tmp_path: Path, first: str, boots: int, lost: bool
-) -> None:
-    (tmp_path / "console.log").touch()
-    count = 0
-
-    def once() -> Ended:
-        nonlocal count
-        count += 1
-        good = "echo job 1.0 >>control.log; echo exit 0 >>control.log"
-        return live(tmp_path, first if count == 1 else good)
-
-    ended = boot_until_it_does(tmp_path, once)
-    assert (count, ended.lost is not None) == (boots, lost)
-
-
-def test_a_guest_that_the_emulator_always_loses_is_lost(tmp_path: Path) -> None:
-    boots: list[Ended] = []
-
-    def once() -> Ended:
-        boots.append(live(tmp_path, f"{SLIPS}; exit 0"))
-        return boots[-1]
-
-    ended = boot_until_it_does(tmp_path, once)
-    assert len(boots) == BOOTS
-    assert ended.lost
-    assert [path.name for path in sorted(tmp_path.glob("console-*.log"))] == [
-        "console-1.log",
-        "console-2.log",
-    ]
 
 
 def test_a_tail_gives_each_line_once(tmp_path: Path) -> None:
