@@ -31,7 +31,7 @@ spdx() {
 			echo "$file: no SPDX-License-Identifier in its first three lines"
 			bad=1
 		}
-	done < <(git ls-files -co --exclude-standard '*.py' '*.c' '*.h' '*.sh' '*.S' '*Makefile' '*Kbuild' '*.proto' '*.toml' '.ci/run')
+	done < <(git ls-files -co --exclude-standard '*.py' '*.c' '*.h' '*.sh' '*.S' '*Makefile' '*Kbuild' '*.proto' '*.toml' '.ci/run' 'tests/hw/*')
 	return $bad
 }
 
@@ -39,7 +39,7 @@ check "SPDX lines" spdx
 check "ruff" ruff check -q .
 check "ruff format" ruff format -q --check .
 check "mypy --strict" mypy --no-error-summary spotgpu kmod/spotgpu_khook probes/spotgpu_probes agent/spotgpu_agent \
-	runtime/spotgpu_runtime scheduler/spotgpu_scheduler tests
+	runtime/spotgpu_runtime scheduler/spotgpu_scheduler tests tests/hw/trace_ioctls
 check "import-linter" lint-imports
 check "clang-format" kernel_c_formatted
 check "checkpatch" tests/tools/checkpatch.sh
