@@ -291,6 +291,10 @@ def test_the_fit_is_the_line_through_the_points() -> None:
     assert (fixed, slope) == (pytest.approx(0.5), pytest.approx(1.5))
 
 
+def test_the_median_is_the_middle_or_between_both() -> None:
+    assert (hw.median([9, 1, 5]), hw.median([4, 1, 9, 2]), hw.median([7])) == (5, 3, 7)
+
+
 def test_one_size_is_no_fit() -> None:
     assert hw.fit([(1, 130.0), (1, 140.0)]) is None
     assert hw.fit([]) is None
